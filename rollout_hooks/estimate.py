@@ -57,7 +57,7 @@ def _capped(weight: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
         picks = np.ones(len(weight))
         left = top_k - full.sum()
         if free > 0:
-            picks[~full] = weight[~full] * (left / free)
+            picks[~full] = weight[~full] / free * left
         else:
             picks[~full] = left / max(1, (~full).sum())
         over = (picks > 1.0) & ~full
