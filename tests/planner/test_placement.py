@@ -1,0 +1,133 @@
+"""Placement: permutations, rank loads, exact greedy repair (Section 3.2), case 15."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_cases import window_of
+
+from planner.greedy_placement import (
+    NO_IMPROVING_SWAP,
+    TARGET_MET,
+    repair_layer,
+    repair_layer_reference,
+)
+from planner.placement import Placement, coefficient_of_variation, rank_load
+from planner.policy import PlannerOptions, place
+from planner.topology import Topology
+
+
+def test_identity_owns_experts_in_blocks():
+    placement = Placement.identity(2, 8, 4)
+    assert placement.owner.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]] * 2
+    assert (placement.slot_of_expert == placement.expert_of_slot).all()
+
+
+def test_slot_of_expert_inverts_expert_of_slot():
+    placement = Placement(expert_of_slot=np.array([[0, 2, 1, 3]]), num_ep_ranks=2)
+    assert placement.slot_of_expert.tolist() == [[0, 2, 1, 3]]
+    assert placement.owner.tolist() == [[0, 1, 0, 1]]
+
+
+def test_experts_that_do_not_divide_over_ranks_are_refused():
+    with pytest.raises(ValueError, match="10 experts cannot be split evenly over num_ep_ranks=4"):
+        Placement.identity(1, 10, 4)
+
+
+def test_an_expert_twice_is_refused():
+    with pytest.raises(ValueError, match="layer 1 is not a permutation"):
+        Placement(expert_of_slot=np.array([[0, 1, 2, 3], [0, 1, 1, 3]]), num_ep_ranks=2)
+
+
+def test_rank_load_sums_the_owned_experts():
+    placement = Placement(expert_of_slot=np.array([[0, 2, 1, 3]]), num_ep_ranks=2)
+    assert rank_load(np.array([[1, 10, 100, 1000]]), placement).tolist() == [[101, 1010]]
+
+
+def test_cv_of_a_layer_without_load_is_zero():
+    assert coefficient_of_variation(np.array([[0, 0], [1, 3]])).tolist() == [0.0, 0.5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_ranks=st.sampled_from([1, 2, 4, 8]),
+    per_rank=st.integers(1, 5),
+    largest=st.sampled_from([1, 4, 60, 5000]),
+    max_swaps=st.sampled_from([0, 1, 1000]),
+    seed=st.integers(0, 10_000),
+)
+def test_greedy_repair_equals_its_reference(num_ranks, per_rank, largest, max_swaps, seed):
+    rng = np.random.default_rng(seed)
+    load = rng.integers(0, largest + 1, num_ranks * per_rank)
+    owner = rng.permutation(np.repeat(np.arange(num_ranks), per_rank))
+    by_kernel, by_reference = owner.copy(), owner.copy()
+    kernel = repair_layer(load, by_kernel, num_ranks, 5e-4, max_swaps)
+    reference = repair_layer_reference(load, by_reference, num_ranks, 5e-4, max_swaps)
+    assert kernel == reference
+    assert (by_kernel == by_reference).all()
+    assert (np.bincount(by_kernel, minlength=num_ranks) == per_rank).all()
+
+
+def test_repair_stops_at_the_target_and_says_when_no_swap_improves():
+    owner = np.array([0, 0, 1, 1])
+    assert repair_layer(np.array([4, 4, 4, 4]), owner, 2, 5e-4, 9) == (0, TARGET_MET)
+    assert repair_layer(np.array([9, 1, 1, 1]), owner, 2, 5e-4, 9) == (0, NO_IMPROVING_SWAP)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), num_ranks=st.sampled_from([2, 4, 8]))
+def test_unmoved_experts_keep_their_slots(seed, num_ranks):
+    rng = np.random.default_rng(seed)
+    before = Placement(
+        expert_of_slot=np.stack([rng.permutation(16) for _ in range(3)]), num_ep_ranks=num_ranks
+    )
+    owner = before.owner.copy()
+    for layer in range(3):
+        a, b = rng.choice(16, 2, replace=False)
+        owner[layer, [a, b]] = owner[layer, [b, a]]
+    after = before.with_owner(owner)
+    assert (after.owner == owner).all()
+    stay = owner == before.owner
+    assert (after.slot_of_expert[stay] == before.slot_of_expert[stay]).all()
+    assert after.num_moved(before) == int((~stay).sum())
+    assert after.version == (before.version if stay.all() else before.version + 1)
+
+
+@pytest.mark.parametrize("policy", ["off", "observe", "base", "reschedule"])
+def test_policies_that_do_not_place_return_the_carried_placement(policy):
+    window = window_of([30] * 20)
+    carried = Placement.identity(3, 16, 4)
+    topology = Topology.uniform(dp=2, ep=4, capacity=100)
+    result = place(window, topology, carried, policy, PlannerOptions())
+    assert result.placement is carried
+    assert result.num_moved == 0
+
+
+def test_place_balances_and_carries_the_previous_placement():
+    topology = Topology.uniform(dp=2, ep=4, capacity=100)
+    carried = Placement.identity(3, 64, 4)
+    first = window_of([90] * 200, num_experts=64, top_k=4)
+    result = place(first, topology, carried, "full", PlannerOptions())
+    assert result.cv_max < result.cv_before
+    assert result.cv_max <= 5e-4 or result.stop_reason == "no_improving_swap"
+    again = place(first, topology, result.placement, "full", PlannerOptions())
+    assert again.num_moved == 0
+    assert again.placement.version == result.placement.version == 1
+
+
+def test_max_moves_limits_every_layer():
+    topology = Topology.uniform(dp=2, ep=4, capacity=100)
+    window = window_of([90] * 200, num_layers=1)
+    options = PlannerOptions(max_moves=2)
+    result = place(window, topology, Placement.identity(1, 16, 4), "full", options)
+    assert result.num_moved == 2
+    assert result.stop_reason == "max_moves"
+
+
+def test_sizes_that_disagree_are_refused():
+    window = window_of([30] * 20)
+    topology = Topology.uniform(dp=2, ep=4, capacity=100)
+    with pytest.raises(ValueError, match="window has"):
+        place(window, topology, Placement.identity(2, 16, 4), "full", PlannerOptions())
+    with pytest.raises(ValueError, match="the topology has 4"):
+        place(window, topology, Placement.identity(3, 16, 8), "full", PlannerOptions())
