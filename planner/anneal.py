@@ -44,7 +44,7 @@ class Best(NamedTuple):
     """(max_g U_g, sum_g U_g, max_rg J_rg) of Equation 16."""
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def next_random(state):
     """32 random bits of xorshift64*; state [1] uint64 is advanced."""
     x = state[0]
@@ -55,12 +55,12 @@ def next_random(state):
     return (x * np.uint64(2685821657736338717)) >> np.uint64(32)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def random_below(state, n):
     return np.int64((next_random(state) * np.uint64(n)) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def random_unit(state):
     return (np.float64(next_random(state)) + 0.5) * (1.0 / 4294967296.0)
 
@@ -70,7 +70,7 @@ def random_state(seed: int, chain: int) -> np.ndarray:
     return np.random.SeedSequence([seed, chain]).generate_state(1, np.uint64) | np.uint64(1)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def energy(shard_cost, spread):
     """max_g U_g plus `spread` times the mean of the U_g; one shard: U_1 (1 + spread)."""
     largest = shard_cost[0]
@@ -81,49 +81,60 @@ def energy(shard_cost, spread):
     return largest + spread * total / shard_cost.shape[0]
 
 
-@numba.njit(cache=True, nogil=True)
-def pick_subsets(problem, layout, random, cell_a, cell_b, sums):
-    """Two random subsets (bit masks) whose exchange fits both caps; (0, 0) when there are none."""
-    count_a = layout.count[cell_a]
-    count_b = layout.count[cell_b]
-    full_a = (1 << count_a) - 1
-    full_b = (1 << count_b) - 1
-    sums[0] = 0.0
-    for mask in range(1, full_a + 1):
-        low = 0
-        while not (mask >> low) & 1:
-            low += 1
-        sums[mask] = sums[mask & (mask - 1)] + problem.length[layout.items[cell_a, low]]
+@numba.njit(cache=True, nogil=True, inline="always")
+def subset_tokens(problem, layout, cell, sums):
+    """sums[mask] = tokens of the masked items of a cell, for all masks; returns the full mask."""
+    size = 1
+    for k in range(layout.num_items[cell]):
+        tokens = problem.length[layout.items[cell, k]]
+        for mask in range(size):
+            sums[size + mask] = sums[mask] + tokens
+        size *= 2
+    return size - 1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def pick_subsets(problem, layout, random, cell_a, cell_b, sums_a, sums_b):
+    """Two random subsets (bit masks) whose exchange fits both caps; (0, 0) when there are none.
+
+    Exchanges that move nothing, everything, or a whole cell onto the other do not count.
+    """
+    full_a = subset_tokens(problem, layout, cell_a, sums_a)
+    full_b = subset_tokens(problem, layout, cell_b, sums_b)
     room_a = problem.capacity - layout.tokens[cell_a]
     room_b = problem.capacity - layout.tokens[cell_b]
     found = 0
+    for mask_b in range(full_b + 1):
+        edge = 1 if mask_b == 0 or mask_b == full_b else 0
+        least = sums_b[mask_b] - room_a
+        most = sums_b[mask_b] + room_b
+        for mask_a in range(edge, full_a + 1 - edge):
+            found += sums_a[mask_a] >= least and sums_a[mask_a] <= most
     picked_a = 0
     picked_b = 0
-    for mask_b in range(full_b + 1):
-        entering = 0.0
-        for k in range(count_b):
-            if (mask_b >> k) & 1:
-                entering += problem.length[layout.items[cell_b, k]]
-        for mask_a in range(full_a + 1):
-            if sums[mask_a] < entering - room_a or sums[mask_a] > entering + room_b:
-                continue
-            if mask_a == 0 and (mask_b == 0 or mask_b == full_b):
-                continue
-            if mask_a == full_a and (mask_b == 0 or mask_b == full_b):
-                continue
-            found += 1
-            if random_below(random, found) == 0:
-                picked_a, picked_b = mask_a, mask_b
+    if found > 0:
+        left = random_below(random, found)
+        for mask_b in range(full_b + 1):
+            edge = 1 if mask_b == 0 or mask_b == full_b else 0
+            least = sums_b[mask_b] - room_a
+            most = sums_b[mask_b] + room_b
+            for mask_a in range(edge, full_a + 1 - edge):
+                if sums_a[mask_a] >= least and sums_a[mask_a] <= most:
+                    if left == 0:
+                        picked_a, picked_b = mask_a, mask_b
+                    left -= 1
+            if left < 0:
+                break
     return picked_a, picked_b
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def sum_items(problem, layout, cell, mask, whole, total):
     """Adds up the masked (or all) items of a cell: demand into total; returns (tokens, pairs)."""
     total[:] = 0
     tokens = 0.0
     pairs = 0.0
-    for k in range(layout.count[cell]):
+    for k in range(layout.num_items[cell]):
         if whole or (mask >> k) & 1:
             i = layout.items[cell, k]
             tokens += problem.length[i]
@@ -133,34 +144,34 @@ def sum_items(problem, layout, cell, mask, whole, total):
     return tokens, pairs
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def take_out(layout, i):
     """Removes a trajectory from the items of its cell."""
     cell = layout.cell[i]
-    layout.count[cell] -= 1
-    last = layout.items[cell, layout.count[cell]]
+    layout.num_items[cell] -= 1
+    last = layout.items[cell, layout.num_items[cell]]
     layout.items[cell, layout.position[i]] = last
     layout.position[last] = layout.position[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def put_in(layout, i, cell):
-    layout.items[cell, layout.count[cell]] = i
-    layout.position[i] = layout.count[cell]
-    layout.count[cell] += 1
+    layout.items[cell, layout.num_items[cell]] = i
+    layout.position[i] = layout.num_items[cell]
+    layout.num_items[cell] += 1
     layout.cell[i] = cell
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def exchange_items(layout, cell_a, cell_b, mask_a, mask_b, moving):
     """Exchanges the masked items of two small cells; moving is scratch [2 * SUBSET_ITEMS]."""
     num_a = 0
-    for k in range(layout.count[cell_a]):
+    for k in range(layout.num_items[cell_a]):
         if (mask_a >> k) & 1:
             moving[num_a] = layout.items[cell_a, k]
             num_a += 1
     num = num_a
-    for k in range(layout.count[cell_b]):
+    for k in range(layout.num_items[cell_b]):
         if (mask_b >> k) & 1:
             moving[num] = layout.items[cell_b, k]
             num += 1
@@ -170,18 +181,18 @@ def exchange_items(layout, cell_a, cell_b, mask_a, mask_b, moving):
         put_in(layout, moving[k], cell_b if k < num_a else cell_a)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def exchange_cells(layout, cell_a, cell_b):
-    for k in range(max(layout.count[cell_a], layout.count[cell_b])):
+    for k in range(max(layout.num_items[cell_a], layout.num_items[cell_b])):
         a = layout.items[cell_a, k]
         layout.items[cell_a, k] = layout.items[cell_b, k]
         layout.items[cell_b, k] = a
-    count = layout.count[cell_a]
-    layout.count[cell_a] = layout.count[cell_b]
-    layout.count[cell_b] = count
-    for k in range(layout.count[cell_a]):
+    count = layout.num_items[cell_a]
+    layout.num_items[cell_a] = layout.num_items[cell_b]
+    layout.num_items[cell_b] = count
+    for k in range(layout.num_items[cell_a]):
         layout.cell[layout.items[cell_a, k]] = cell_a
-    for k in range(layout.count[cell_b]):
+    for k in range(layout.num_items[cell_b]):
         layout.cell[layout.items[cell_b, k]] = cell_b
 
 
@@ -223,7 +234,8 @@ def anneal(
     most_items = layout.items.shape[1]
     leaving_sum = np.empty(problem.demand.shape[1], np.int32)
     entering_sum = np.empty(problem.demand.shape[1], np.int32)
-    sums = np.empty(1 << SUBSET_ITEMS)
+    sums_a = np.zeros(1 << SUBSET_ITEMS)
+    sums_b = np.zeros(1 << SUBSET_ITEMS)
     moving = np.empty(2 * SUBSET_ITEMS, np.int32)
     current = energy(layout.shard_cost, spread)
     cooling = (cold / hot) ** (1.0 / max(1, num_proposals))
@@ -255,7 +267,7 @@ def anneal(
                     if layout.row_cost[other] < layout.row_cost[row_shard_b]:
                         row_shard_b = other
             cell_a = random_cell(problem, row_shard_a, random)
-            i = layout.items[cell_a, random_below(random, layout.count[cell_a])]
+            i = layout.items[cell_a, random_below(random, layout.num_items[cell_a])]
             if kind == SWAP and moves.reach > 0:
                 place = problem.place[i] + random_below(random, 2 * moves.reach + 1) - moves.reach
                 if place < 0 or place >= num:
@@ -266,11 +278,11 @@ def anneal(
                 row_shard_b += problem.shard_of_slot[cell_b % num_slots]
             else:
                 cell_b = random_cell(problem, row_shard_b, random)
-                j = layout.items[cell_b, random_below(random, layout.count[cell_b])]
+                j = layout.items[cell_b, random_below(random, layout.num_items[cell_b])]
             if cell_a == cell_b:
                 continue
-            count_a = layout.count[cell_a]
-            count_b = layout.count[cell_b]
+            count_a = layout.num_items[cell_a]
+            count_b = layout.num_items[cell_b]
             if kind == SWAP:
                 change = problem.length[j] - problem.length[i]
                 if change == 0 and row_shard_a == row_shard_b:
@@ -295,7 +307,9 @@ def anneal(
                     break
             elif count_a <= SUBSET_ITEMS and count_b <= SUBSET_ITEMS and count_a + count_b > 2:
                 if row_shard_a != row_shard_b and most_items >= 2 * SUBSET_ITEMS:
-                    mask_a, mask_b = pick_subsets(problem, layout, random, cell_a, cell_b, sums)
+                    mask_a, mask_b = pick_subsets(
+                        problem, layout, random, cell_a, cell_b, sums_a, sums_b
+                    )
                     if mask_a != 0 or mask_b != 0:
                         feasible = True
                         break
@@ -315,28 +329,23 @@ def anneal(
             pairs = in_pairs - out_pairs
             leaving = leaving_sum
             entering = entering_sum
-        tokens_a = layout.tokens[cell_a] + tokens
-        tokens_b = layout.tokens[cell_b] - tokens
-        pairs_a = layout.pairs[cell_a] + pairs
-        pairs_b = layout.pairs[cell_b] - pairs
+        tokens_a, tokens_b = layout.tokens[cell_a], layout.tokens[cell_b]
+        pairs_a, pairs_b = layout.pairs[cell_a], layout.pairs[cell_b]
+        layout.tokens[cell_a] = tokens_a + tokens
+        layout.tokens[cell_b] = tokens_b - tokens
+        layout.pairs[cell_a] = pairs_a + pairs
+        layout.pairs[cell_b] = pairs_b - pairs
+        dense_a = dense_cost(problem, layout, row_shard_a)
         if row_shard_a == row_shard_b:
-            dense_a = dense_cost(
-                problem, layout, row_shard_a, cell_a, tokens_a, pairs_a, cell_b, tokens_b, pairs_b
-            )
             dense_b = dense_a
-            row_cost_a = layout.row_cost[row_shard_a] + dense_a - layout.dense[row_shard_a]
-            row_cost_b = row_cost_a
-            change_a = row_cost_a - layout.row_cost[row_shard_a]
+            change_a = dense_a - layout.dense[row_shard_a]
             change_b = 0.0
+            row_cost_a = layout.row_cost[row_shard_a] + change_a
+            row_cost_b = row_cost_a
         else:
+            dense_b = dense_cost(problem, layout, row_shard_b)
             peak_a, peak_b = exchange_peak_sums(
                 layout.load[row_shard_a], layout.load[row_shard_b], leaving, entering, problem.ranks
-            )
-            dense_a = dense_cost(
-                problem, layout, row_shard_a, cell_a, tokens_a, pairs_a, -1, 0.0, 0.0
-            )
-            dense_b = dense_cost(
-                problem, layout, row_shard_b, cell_b, tokens_b, pairs_b, -1, 0.0, 0.0
             )
             row_cost_a = dense_a + peak_a * problem.unit
             row_cost_b = dense_b + peak_b * problem.unit
@@ -353,6 +362,8 @@ def anneal(
         if rise > 0 and random_unit(random) >= math.exp(-rise / temperature):
             layout.shard_cost[shard_a] = shard_cost_a
             layout.shard_cost[shard_b] = shard_cost_b
+            layout.tokens[cell_a], layout.tokens[cell_b] = tokens_a, tokens_b
+            layout.pairs[cell_a], layout.pairs[cell_b] = pairs_a, pairs_b
             continue
         tally[2] += 1.0
         current = proposed
@@ -360,10 +371,6 @@ def anneal(
         layout.row_cost[row_shard_b] = row_cost_b
         layout.dense[row_shard_a] = dense_a
         layout.dense[row_shard_b] = dense_b
-        layout.tokens[cell_a] = tokens_a
-        layout.tokens[cell_b] = tokens_b
-        layout.pairs[cell_a] = pairs_a
-        layout.pairs[cell_b] = pairs_b
         if row_shard_a != row_shard_b:
             load_a = layout.load[row_shard_a]
             load_b = layout.load[row_shard_b]
@@ -388,7 +395,7 @@ def anneal(
     return current
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def random_cell(problem, row_shard, random):
     """A random internal cell of a row-shard."""
     num_shards = problem.shard_start.shape[0] - 1
@@ -398,7 +405,7 @@ def random_cell(problem, row_shard, random):
     return row_shard // num_shards * problem.shard_of_slot.shape[0] + slot
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, inline="always")
 def fits(tokens, change, count, capacity):
     """Whether a cell may change by so many tokens; one alone may be any length."""
     return tokens + change <= capacity or count == 1

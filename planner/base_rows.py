@@ -69,7 +69,7 @@ def dp_local_ffd(
         return None
     for cells in slots:
         while len(cells) < rows:
-            source = max(cells, key=len, default=[])
+            source: list[int] = max(cells, key=len, default=[])
             if len(source) < 2:
                 fullest = max(slots, key=lambda other: sum(len(cell) for cell in other))
                 source = max(fullest, key=len)

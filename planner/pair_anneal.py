@@ -145,7 +145,7 @@ class _Chain:
         if problem.num_rows * len(problem.shard_of_slot) < 2:
             return
         layout = layout_of(problem, cells[first])
-        moves = MOVES[0 if _cells_are_small(layout.count) else 1]
+        moves = MOVES[0 if _cells_are_small(layout.num_items) else 1]
         tally = np.zeros(3)
         annealing_start = time.perf_counter()
         speed = 1e6

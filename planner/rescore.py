@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
     cell: np.ndarray
     """[trajectory] internal cell, int32."""
-    count: np.ndarray
+    num_items: np.ndarray
     """[cell] trajectories."""
     items: np.ndarray
     """[cell, position] trajectory."""
@@ -144,7 +144,7 @@ def layout_of(problem: Problem, cell: np.ndarray, spare_positions: int = 16) -> 
     most = min(num, int(np.bincount(cell, minlength=num_cells).max()) + spare_positions)
     layout = Layout(
         cell=np.array(cell, np.int32),
-        count=np.zeros(num_cells, np.int64),
+        num_items=np.zeros(num_cells, np.int64),
         items=np.zeros((num_cells, most), np.int32),
         position=np.zeros(num, np.int32),
         tokens=np.zeros(num_cells),
@@ -163,22 +163,22 @@ def rebuild(problem, layout):
     """Recomputes everything in the layout from `layout.cell`."""
     num_slots = problem.shard_of_slot.shape[0]
     num_shards = problem.shard_start.shape[0] - 1
-    layout.count[:] = 0
+    layout.num_items[:] = 0
     layout.tokens[:] = 0.0
     layout.pairs[:] = 0.0
     layout.load[:] = 0
     layout.shard_cost[:] = 0.0
     for i in range(layout.cell.shape[0]):
         cell = layout.cell[i]
-        layout.items[cell, layout.count[cell]] = i
-        layout.position[i] = layout.count[cell]
-        layout.count[cell] += 1
+        layout.items[cell, layout.num_items[cell]] = i
+        layout.position[i] = layout.num_items[cell]
+        layout.num_items[cell] += 1
         layout.tokens[cell] += problem.length[i]
         layout.pairs[cell] += problem.pairs[i]
         row_shard = cell // num_slots * num_shards + problem.shard_of_slot[cell % num_slots]
         add_into(layout.load[row_shard], problem.demand[i])
     for row_shard in range(layout.row_cost.shape[0]):
-        dense = dense_cost(problem, layout, row_shard, -1, 0.0, 0.0, -1, 0.0, 0.0)
+        dense = dense_cost(problem, layout, row_shard)
         layout.dense[row_shard] = dense
         peak = peak_sum(layout.load[row_shard], problem.ranks)
         layout.row_cost[row_shard] = dense + peak * problem.unit
@@ -191,9 +191,9 @@ def add_into(total, vector):
         total[k] += vector[k]
 
 
-@numba.njit(cache=True, nogil=True)
-def dense_cost(problem, layout, row_shard, cell_a, tokens_a, pairs_a, cell_b, tokens_b, pairs_b):
-    """A_rg of a row-shard, with the contents of cells a and b replaced (-1: no cell)."""
+@numba.njit(cache=True, nogil=True, inline="always")
+def dense_cost(problem, layout, row_shard):
+    """A_rg of a row-shard from the tokens and pairs of its cells."""
     num_shards = problem.shard_start.shape[0] - 1
     shard = row_shard % num_shards
     first_of_row = row_shard // num_shards * problem.shard_of_slot.shape[0]
@@ -205,13 +205,7 @@ def dense_cost(problem, layout, row_shard, cell_a, tokens_a, pairs_a, cell_b, to
         beta = problem.beta[stage]
         slowest = 0.0
         for cell in range(first, last):
-            tokens = layout.tokens[cell]
-            pairs = layout.pairs[cell]
-            if cell == cell_a:
-                tokens, pairs = tokens_a, pairs_a
-            if cell == cell_b:
-                tokens, pairs = tokens_b, pairs_b
-            slowest = max(slowest, alpha * tokens + beta * pairs)
+            slowest = max(slowest, alpha * layout.tokens[cell] + beta * layout.pairs[cell])
         total += slowest
     return total
 

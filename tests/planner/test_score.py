@@ -135,10 +135,10 @@ def test_incremental_score_equals_the_score_from_scratch(job, seed):
         assert (count > 0).all()
         assert ((tokens <= topology.capacity) | (count == 1)).all()
     assert tuple(best.key) <= tuple(key)
-    kept = [layout.load.copy(), layout.items.copy(), layout.count.copy(), layout.tokens.copy()]
+    kept = [layout.load.copy(), layout.items.copy(), layout.num_items.copy(), layout.tokens.copy()]
     rebuild(problem, layout)
     assert (layout.load == kept[0]).all()
-    assert (layout.count == kept[2]).all()
+    assert (layout.num_items == kept[2]).all()
     assert (layout.tokens == kept[3]).all()
 
 
