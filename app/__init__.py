@@ -1,0 +1,1 @@
+"""Command line, configuration, training loops, metrics and reports."""

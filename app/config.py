@@ -1,0 +1,336 @@
+"""One YAML per run: the configuration tree, documented where each field is declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from planner.cost import CostModel, Stage
+from planner.policy import PlannerOptions
+from planner.topology import Topology
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ConfigError(ValueError):
+    """A configuration field has a wrong value; the message says which and what to change."""
+
+
+def _section(cls):
+    return dataclass(config=_STRICT, frozen=True, kw_only=True)(cls)
+
+
+@_section
+class RanksConfig:
+    """Processes on this machine and how they are grouped."""
+
+    world: int = Field(default=2, ge=1, le=16)
+    """Number of gloo ranks, each a real process with one thread."""
+    ep: int = Field(default=2, ge=1)
+    """Expert-parallel size; must divide `world`. EDP = world / ep."""
+
+    @model_validator(mode="after")
+    def _ep_divides_world(self):
+        if self.world % self.ep:
+            raise ValueError(f"ep {self.ep} does not divide world {self.world}")
+        return self
+
+
+@_section
+class ModelConfig:
+    """Shape of the small GLM-4-MoE (`Glm4MoeForCausalLM`)."""
+
+    num_layers: int = Field(default=4, ge=2)
+    """Transformer layers, dense ones included."""
+    num_dense_layers: int = Field(default=1, ge=0)
+    """Leading layers with a dense FFN instead of experts."""
+    hidden_size: int = Field(default=128, ge=16)
+    """Width of the residual stream."""
+    num_attention_heads: int = Field(default=4, ge=1)
+    """Query heads."""
+    num_query_groups: int = Field(default=2, ge=1)
+    """Key/value heads (GQA)."""
+    head_dim: int = Field(default=32, ge=8)
+    """Channels of a head."""
+    ffn_hidden_size: int = Field(default=256, ge=8)
+    """Width of the dense FFN."""
+    moe_ffn_hidden_size: int = Field(default=128, ge=8)
+    """Width of one expert; the shared expert has the same width."""
+    num_experts: int = Field(default=16, ge=2)
+    """Routed experts of an MoE layer; must be a multiple of `ranks.ep`."""
+    top_k: int = Field(default=4, ge=2)
+    """Experts a token uses; Megatron normalises their weights."""
+    num_groups: int = Field(default=4, ge=1)
+    """Expert groups of the group-limited router."""
+    group_top_k: int = Field(default=2, ge=1)
+    """Groups a token may use; top_k / group_top_k must be 2 (transformers sums a group's top 2)."""
+    routed_scaling_factor: float = Field(default=1.5, gt=0)
+    """Scale of the routed experts' output."""
+
+    @model_validator(mode="after")
+    def _router_rules_agree(self):
+        if self.num_groups > 1 and self.top_k != 2 * self.group_top_k:
+            raise ValueError(
+                f"top_k {self.top_k} with group_top_k {self.group_top_k}: transformers sums the "
+                "top 2 of a group, Megatron the top (top_k // group_top_k); use "
+                "top_k = 2 * group_top_k, or num_groups 1"
+            )
+        if self.num_experts % self.num_groups:
+            raise ValueError(
+                f"num_groups {self.num_groups} does not divide num_experts {self.num_experts}"
+            )
+        if self.num_dense_layers >= self.num_layers:
+            raise ValueError(f"num_dense_layers {self.num_dense_layers} leaves no MoE layer")
+        return self
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Global numbers of the MoE layers, counted from 0."""
+        return tuple(range(self.num_dense_layers, self.num_layers))
+
+
+@_section
+class RoutingSkewConfig:
+    """Where the skew of routing comes from: a seeded offset of the router's expert bias."""
+
+    expert_bias_std: float = Field(default=0.0, ge=0)
+    """Standard deviation of the offset, on sigmoid scores in (0, 1); 0 leaves the router as is."""
+    seed: int = 7
+    """Seed of the offset."""
+
+
+@_section
+class TasksConfig:
+    """Two families of verifiable tasks: echo a string of letters, sort a string of digits."""
+
+    echo_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of prompts from the echo family; the rest sorts."""
+    length_median: float = Field(default=14.0, gt=1)
+    """Median length of a prompt's string in tokens (lognormal)."""
+    length_sigma: float = Field(default=0.9, ge=0)
+    """Sigma of the lognormal: the long tail."""
+    length_max: int = Field(default=120, ge=4)
+    """Longest string; longer draws are cut."""
+    length_min: int = Field(default=3, ge=1)
+    """Shortest string."""
+
+
+@_section
+class RolloutConfig:
+    """One rollout = one sealed window."""
+
+    engine: Literal["embedded"] = "embedded"
+    """`embedded`: transformers' Glm4Moe with the exported weights, in each rank's process."""
+    num_groups: int = Field(default=8, ge=1)
+    """GRPO groups (prompts) in a window, over all ranks; a multiple of `ranks.world`."""
+    group_size: int = Field(default=8, ge=2)
+    """Trajectories sampled per prompt."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Longest response in tokens."""
+    missing_capture: Literal["error", "estimate"] = "error"
+    """What to do about a trajectory without usable routed experts."""
+
+
+@_section
+class TrainConfig:
+    """Optimizer and GRPO loss."""
+
+    num_windows: int = Field(default=10, ge=1)
+    """Windows of `routepack train`."""
+    lr: float = Field(default=2e-4, ge=0)
+    """Adam learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Gradient norm clip; 0 is off (exact comparisons use 0)."""
+    ratio_clip: float = Field(default=0.2, gt=0, lt=1)
+    """Clip range of the policy ratio."""
+
+
+@_section
+class StageConfig:
+    """Cost of one dense-side stage on a cell: alpha/C * sum t + beta * sum (t/C)^2."""
+
+    name: str
+    """Label of the stage in tables."""
+    alpha: float = Field(ge=0)
+    """Token-linear weight, in units of one expert's work on C tokens."""
+    beta: float = Field(default=0.0, ge=0)
+    """Token-pair weight, in the same unit."""
+
+
+@_section
+class PlannerConfig:
+    """Knobs of the planner; the defaults are those of a cluster."""
+
+    capacity: int = Field(default=512, ge=2)
+    """Capacity C of a cell in tokens (max_tokens_per_gpu x CP)."""
+    rows: Literal["makespan", "paper"] = "makespan"
+    """Rule for the number of rows R."""
+    rows_from: Literal["slime", "dp_local_ffd"] = "dp_local_ffd"
+    """Rows that `reroute` keeps."""
+    stop: Literal["cv", "net_benefit"] = "cv"
+    """When placement stops swapping."""
+    cv_target: float = Field(default=5e-4, gt=0)
+    """Target coefficient of variation of rank loads, per layer."""
+    budget_seconds: float = Field(default=0.3, gt=0)
+    """Search time per window."""
+    num_threads: int = Field(default=1, ge=1)
+    """Search threads."""
+    deadline_seconds: float = Field(default=10.0, gt=0)
+    """After this the window falls back to base rows and the current placement."""
+    stages: tuple[StageConfig, ...] = ()
+    """Cost coefficients; empty derives them from the model's floating-point operations."""
+
+
+@_section
+class WandbConfig:
+    """Weights & Biases."""
+
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    """`offline` writes files that `wandb sync` uploads later."""
+    project: str = "routepack"
+    """Project name."""
+    group: str = "local"
+    """Runs of one comparison share a group."""
+
+
+@_section
+class WarmupConfig:
+    """Seeded supervised training that gives the starting weights."""
+
+    num_steps: int = Field(default=160, ge=0)
+    """Optimizer steps."""
+    batch_size: int = Field(default=24, ge=1)
+    """Sequences per step."""
+    lr: float = Field(default=2e-3, gt=0)
+    """Peak learning rate."""
+    max_seconds: float = Field(default=60.0, gt=0)
+    """Training stops at this wall time at the latest."""
+
+
+@_section
+class CompareConfig:
+    """The paired comparison (definitions.md)."""
+
+    num_windows: int = Field(default=10, ge=2)
+    """Windows compared; fewer than 10 are marked as such."""
+    num_repeats: int = Field(default=3, ge=1)
+    """Timed repeats of a policy on a window, after one warm-up."""
+
+
+@_section
+class RunConfig:
+    """A whole run."""
+
+    name: str = "local"
+    """Label of the run in files and wandb."""
+    seed: int = 42
+    """Seed of everything that is drawn."""
+    ranks: RanksConfig = Field(default_factory=RanksConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    routing_skew: RoutingSkewConfig = Field(default_factory=RoutingSkewConfig)
+    tasks: TasksConfig = Field(default_factory=TasksConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    planner: PlannerConfig = Field(default_factory=PlannerConfig)
+    wandb: WandbConfig = Field(default_factory=WandbConfig)
+    warmup: WarmupConfig = Field(default_factory=WarmupConfig)
+    compare: CompareConfig = Field(default_factory=CompareConfig)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self):
+        if self.model.num_experts % self.ranks.ep:
+            raise ValueError(
+                f"model.num_experts {self.model.num_experts} is not a multiple of ranks.ep "
+                f"{self.ranks.ep}: every EP rank holds the same number of experts"
+            )
+        if self.rollout.num_groups % self.ranks.world:
+            raise ValueError(
+                f"rollout.num_groups {self.rollout.num_groups} is not a multiple of ranks.world "
+                f"{self.ranks.world}: every rank samples the same number of prompts"
+            )
+        return self
+
+    @property
+    def topology(self) -> Topology:
+        """The planner's view of the ranks: one DP slot per rank, EP groups of neighbours."""
+        return Topology.uniform(
+            dp=self.ranks.world,
+            ep=self.ranks.ep,
+            edp=self.ranks.world // self.ranks.ep,
+            capacity=self.planner.capacity,
+        )
+
+    @property
+    def cost(self) -> CostModel:
+        """Configured coefficients, or those that the model's operation counts give."""
+        if self.planner.stages:
+            stages = [Stage(name=s.name, alpha=s.alpha, beta=s.beta) for s in self.planner.stages]
+            return CostModel(stages=tuple(stages))
+        return _cost_from_operations(self.model, self.planner.capacity)
+
+    def planner_options(self, **changes: Any) -> PlannerOptions:
+        """The planner's options, with `changes` on top."""
+        options = dict(
+            rows=self.planner.rows,
+            rows_from=self.planner.rows_from,
+            stop=self.planner.stop,
+            cv_target=self.planner.cv_target,
+            budget_seconds=self.planner.budget_seconds,
+            num_threads=self.planner.num_threads,
+            seed=self.seed,
+            shard_size=self.rollout.group_size,
+        )
+        return PlannerOptions(**{**options, **changes})
+
+
+def _cost_from_operations(model: ModelConfig, capacity: int) -> CostModel:
+    """Dense-side coefficients in the unit of one expert on C tokens, by multiply-adds a token."""
+    h, d = model.hidden_size, model.head_dim
+    expert = 3 * h * model.moe_ffn_hidden_size
+    projections = h * d * (2 * model.num_attention_heads + 2 * model.num_query_groups)
+    pair = d * model.num_attention_heads  # causal: 2 products over t/2 positions
+    num_moe = len(model.moe_layers)
+    dense_ffn = 3 * h * (
+        model.num_dense_layers * model.ffn_hidden_size + num_moe * model.moe_ffn_hidden_size
+    )
+    layers = model.num_layers
+    return CostModel(
+        stages=(
+            Stage(
+                name="attention",
+                alpha=layers * projections / expert,
+                beta=layers * pair * capacity / expert,
+            ),
+            Stage(name="dense_ffn", alpha=dense_ffn / expert),
+        )
+    )
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """Read a run's YAML; raises ConfigError naming the field, the value and what to change."""
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {path}: try configs/local_tiny.yaml") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds {type(data).__name__}, expected a mapping of sections")
+    try:
+        return TypeAdapter(RunConfig).validate_python(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}:\n" + "\n".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: dict) -> str:
+    field = ".".join(str(part) for part in error["loc"]) or "(whole file)"
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"  {field}: no such field; remove it or see `routepack config` for the names"
+    return f"  {field}: got {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"

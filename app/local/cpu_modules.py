@@ -1,0 +1,121 @@
+"""CPU modules that plug into Megatron's layer specs: packed attention and the grouped linear."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import _initialize_affine_weight_gpu
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import TEGroupedMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch.nn import Parameter
+
+
+class PackedAttention(MegatronModule):
+    """Causal core attention by torch SDPA: one call for bshd, one per packed sequence for thd."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        cp_comm_type=None,
+        pg_collection=None,
+    ):
+        super().__init__(config=config)
+        dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        assert config.context_parallel_size == 1 and dropout == 0
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+    ):
+        if packed_seq_params is None:  # [position, batch, head, channel]
+            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+            out = self._attend(q, k, v).transpose(0, 1)
+            return out.reshape(query.size(0), query.size(1), -1)
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()  # [token, head, channel]
+        parts = zip(query.split(lengths), key.split(lengths), value.split(lengths))
+        return torch.cat([self._attend(q[None], k[None], v[None])[0] for q, k, v in parts])
+
+    def _attend(self, q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if k.size(1) != q.size(1):
+            k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return out.transpose(1, 2)
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        return {}
+
+
+class GroupedLinear(torch.nn.Module):
+    """The surface of Transformer Engine's GroupedLinear: weight0.., forward(x, splits) -> (y, None)."""
+
+    partition_dim: int
+
+    def __init__(
+        self,
+        num_gemms,
+        input_size,
+        output_size,
+        *,
+        config,
+        init_method,
+        bias,
+        skip_bias_add,
+        is_expert=False,
+        tp_comm_buffer_name=None,
+        pg_collection=None,
+    ):
+        super().__init__()
+        assert not bias and is_expert and pg_collection.expt_tp.size() == 1
+        self.num_gemms = num_gemms
+        for index in range(num_gemms):
+            weight = Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+            _initialize_affine_weight_gpu(
+                weight, init_method, partition_dim=self.partition_dim, is_expert=True
+            )
+            weight.allreduce = config.expert_model_parallel_size == 1
+            self.register_parameter(f"weight{index}", weight)
+
+    def forward(self, x, m_splits):
+        parts = enumerate(x.split(list(m_splits)))
+        return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in parts]), None
+
+    def backward_dw(self):
+        pass
+
+
+class ColumnGroupedLinear(GroupedLinear):
+    """First expert matrix, split over its output under expert tensor parallelism."""
+
+    partition_dim = 0
+
+
+class RowGroupedLinear(GroupedLinear):
+    """Second expert matrix, split over its input under expert tensor parallelism."""
+
+    partition_dim = 1
+
+
+def use_cpu_modules(layer_spec) -> None:
+    """Edit one transformer layer spec in place to use the modules above."""
+    submodules = layer_spec.submodules
+    submodules.self_attention.submodules.core_attention = PackedAttention
+    if hasattr(submodules.mlp.submodules, "experts"):
+        submodules.mlp.submodules.experts = ModuleSpec(
+            module=TEGroupedMLP,
+            submodules=MLPSubmodules(linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear),
+        )

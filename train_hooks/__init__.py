@@ -1,0 +1,1 @@
+"""Expert layout, its commit in live Megatron state, and the execution of planned rows."""

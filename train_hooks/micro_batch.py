@@ -1,0 +1,75 @@
+"""One cell as Megatron eats it: whole trajectories packed back to back (thd)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingTrajectory:
+    """What training needs of one trajectory of t tokens.
+
+    tokens: int64 `[t]`. routed: logical expert ids `[layer, t-1, top_k]`, row i for position i, or
+    None without a capture of every position. counts: int64 `[layer, expert]`, the captured demand.
+    targets: per-position tensors `[t-1]` that the loss reads; position i predicts token i+1.
+    """
+
+    tokens: torch.Tensor
+    routed: torch.Tensor | None
+    counts: torch.Tensor | None
+    targets: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """The packed cell of one row on one DP slot.
+
+    tokens, position_ids, labels: `[1, T]`; routed `[layer, T, top_k]`; counts `[layer, expert]`;
+    targets: name -> `[T]`; T = sum of t-1 over the cell (positions 0..t-2 are fed). `routed` and
+    `counts` are None where a trajectory of the cell has no capture: the router then chooses.
+    """
+
+    row: int
+    tokens: torch.Tensor
+    position_ids: torch.Tensor
+    labels: torch.Tensor
+    packed: PackedSeqParams
+    routed: torch.Tensor | None
+    counts: torch.Tensor | None
+    targets: dict[str, torch.Tensor]
+
+    @property
+    def num_positions(self) -> int:
+        """Positions fed to the model, padding excluded."""
+        return self.tokens.size(1)
+
+
+def pack(row: int, trajectories: Sequence[TrainingTrajectory]) -> MicroBatch:
+    """Pack whole trajectories into one micro-batch; raises ValueError for an empty cell."""
+    usable = [t for t in trajectories if t.tokens.numel() > 1]
+    if not usable:
+        raise ValueError(f"row {row} has no position to train on: every cell needs a trajectory")
+    lengths = [t.tokens.numel() - 1 for t in usable]
+    offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
+    names = usable[0].targets
+    captured = all(t.routed is not None for t in usable)
+    return MicroBatch(
+        row=row,
+        tokens=torch.cat([t.tokens[:-1] for t in usable])[None],
+        position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
+        labels=torch.cat([t.tokens[1:] for t in usable])[None],
+        packed=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=offsets,
+            cu_seqlens_kv=offsets,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths),
+        ),
+        routed=torch.cat([t.routed for t in usable], dim=1) if captured else None,
+        counts=torch.stack([t.counts for t in usable]).sum(dim=0) if captured else None,
+        targets={name: torch.cat([t.targets[name] for t in usable]) for name in names},
+    )

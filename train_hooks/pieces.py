@@ -1,0 +1,96 @@
+"""The pieces of state that a new placement moves, enumerated alike on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from train_hooks.expert_state import ExpertState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One contiguous range of one expert matrix on its way from a rank to a rank.
+
+    `source` and `target` are ranks of `ExpertState.group`; starts and `num_elements` count
+    elements of the flat parameter; `key` is None for the model parameter, else an optimizer key.
+    """
+
+    source: int
+    target: int
+    source_param: nn.Parameter
+    source_start: int
+    target_param: nn.Parameter
+    target_start: int
+    num_elements: int
+    key: str | None
+
+
+def moved_slots(old: np.ndarray, new: np.ndarray) -> list[tuple[int, int]]:
+    """Return (from slot, to slot) of every expert that changes its slot.
+
+    `old` and `new` are `[slot]` logical experts of one layer.
+    """
+    slot_of_expert = np.argsort(old)
+    return [
+        (int(slot_of_expert[expert]), slot)
+        for slot, expert in enumerate(new)
+        if slot_of_expert[expert] != slot
+    ]
+
+
+def parameter_pieces(
+    state: ExpertState, layer_number: int, moves: Sequence[tuple[int, int]]
+) -> Iterator[Piece]:
+    """Yield the model-parameter pieces of one layer: every EDP replica moves its own copy."""
+    matrices = state.parameters[layer_number]
+    per_rank = len(matrices)
+    for from_slot, to_slot in moves:
+        pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
+        for source_param, target_param in pairs:
+            for edp in range(state.num_edp_ranks):
+                yield Piece(
+                    source=state.rank_in_group[from_slot // per_rank, edp],
+                    target=state.rank_in_group[to_slot // per_rank, edp],
+                    source_param=source_param,
+                    source_start=0,
+                    target_param=target_param,
+                    target_start=0,
+                    num_elements=source_param.numel(),
+                    key=None,
+                )
+
+
+def optimizer_pieces(
+    state: ExpertState, layer_number: int, moves: Sequence[tuple[int, int]]
+) -> Iterator[Piece]:
+    """Yield the optimizer pieces of one layer.
+
+    Two slots with different local indices have different EDP owners, and a shard edge can cut
+    through one matrix, so a piece is the overlap of a source owner's and a target owner's range.
+    """
+    keys = state.optimizer_keys()
+    matrices = state.parameters[layer_number]
+    per_rank = len(matrices)
+    for from_slot, to_slot in moves:
+        pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
+        for source_param, target_param in pairs:
+            for source_edp, source_low, source_high in state.owners(source_param):
+                for target_edp, target_low, target_high in state.owners(target_param):
+                    low, high = max(source_low, target_low), min(source_high, target_high)
+                    if low >= high:
+                        continue
+                    for key in keys:
+                        yield Piece(
+                            source=state.rank_in_group[from_slot // per_rank, source_edp],
+                            target=state.rank_in_group[to_slot // per_rank, target_edp],
+                            source_param=source_param,
+                            source_start=low,
+                            target_param=target_param,
+                            target_start=low,
+                            num_elements=high - low,
+                            key=key,
+                        )
