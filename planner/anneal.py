@@ -205,12 +205,11 @@ def keep_if_better(layout, best):
         return
     total = layout.shard_cost.sum()
     tied = abs(largest - best.key[0]) <= tolerance
-    if tied:
-        if total > best.key[1] + tolerance:
-            return
-        if abs(total - best.key[1]) <= tolerance:
-            if layout.row_cost.max() >= best.key[2] - tolerance:
-                return
+    if tied and total > best.key[1] + tolerance:
+        return
+    tied = tied and total >= best.key[1] - tolerance
+    if tied and layout.row_cost.max() >= best.key[2] - tolerance:
+        return
     best.key[0] = largest
     best.key[1] = total
     best.key[2] = layout.row_cost.max()
@@ -305,20 +304,25 @@ def anneal(
                 if row_shard_a != row_shard_b and count_a + count_b > 2:
                     feasible = True
                     break
-            elif count_a <= SUBSET_ITEMS and count_b <= SUBSET_ITEMS and count_a + count_b > 2:
-                if row_shard_a != row_shard_b and most_items >= 2 * SUBSET_ITEMS:
-                    mask_a, mask_b = pick_subsets(
-                        problem, layout, random, cell_a, cell_b, sums_a, sums_b
-                    )
-                    if mask_a != 0 or mask_b != 0:
-                        feasible = True
-                        break
+            elif (
+                count_a <= SUBSET_ITEMS
+                and count_b <= SUBSET_ITEMS
+                and count_a + count_b > 2
+                and row_shard_a != row_shard_b
+                and most_items >= 2 * SUBSET_ITEMS
+            ):
+                mask_a, mask_b = pick_subsets(
+                    problem, layout, random, cell_a, cell_b, sums_a, sums_b
+                )
+                if mask_a != 0 or mask_b != 0:
+                    feasible = True
+                    break
         if not feasible:
             continue
         tally[1] += 1.0
         leaving = problem.demand[i]
         entering = problem.demand[j]
-        if kind == SWAP or kind == RELOCATE:
+        if kind in (SWAP, RELOCATE):
             tokens = problem.length[j] - problem.length[i]
             pairs = problem.pairs[j] - problem.pairs[i]
         else:

@@ -78,8 +78,8 @@ def dp_local_ffd(
             cells.append([source.pop(_smallest(source, length))])
     cell = np.empty(num, np.int32)
     for slot, cells in enumerate(slots):
-        for row, members in enumerate(cells):
-            cell[members] = row * num_slots + slot
+        for row, indices in enumerate(cells):
+            cell[indices] = row * num_slots + slot
     return Rows(cell=cell, num_rows=rows, num_dp_slots=num_slots)
 
 

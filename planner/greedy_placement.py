@@ -9,6 +9,8 @@ lists find the d nearest D/2. Ties go to the lowest (rank pair, expert) index.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numba
 import numpy as np
 
@@ -67,10 +69,11 @@ def first_of_equal(values, k):
 
 
 @numba.njit(cache=True, nogil=True)
-def best_swap(list_load, list_expert, rank_total, by_load):
-    """The best swap over all rank pairs: (gain, heavy rank, light rank, heavy entry, light entry).
+def best_swap(list_load, list_expert, rank_total, by_load, ranks_per_node):
+    """The best swap: (gain, heavy rank, light rank, heavy entry, light entry); gain 0: none improves.
 
-    Gain 0 means that no swap improves. by_load is scratch [rank] (ranks by descending load).
+    by_load is scratch [rank] (ranks by descending load). Only pairs of ranks on one node of
+    `ranks_per_node` ranks are considered.
     """
     num_ranks, size = list_load.shape
     for rank in range(num_ranks):
@@ -93,6 +96,8 @@ def best_swap(list_load, list_expert, rank_total, by_load):
             gap = rank_total[heavy] - rank_total[light]
             if gap <= 0 or gap * gap // 2 < best:
                 break
+            if heavy // ranks_per_node != light // ranks_per_node:
+                continue
             light_load = list_load[light]
             pair = (min(heavy, light), max(heavy, light))
             i = 0
@@ -127,10 +132,11 @@ def squared_deviation(rank_total, mean):
 
 
 @numba.njit(cache=True, nogil=True)
-def repair_layer(load, owner, num_ranks, cv_target, max_swaps):
-    """Swaps experts of one layer until the CV target, no improving swap, or max_swaps.
+def repair_layer(load, owner, num_ranks, cv_target, path, ranks_per_node):
+    """Swaps experts of one layer until the CV target, no improving swap, or the path is full.
 
-    Args: load [expert] routed tokens int64; owner [expert] EP rank, changed in place.
+    Args: load [expert] routed tokens int64; owner [expert] EP rank, changed in place; path [swap, 2]
+    receives the experts of every swap; ranks_per_node: ranks that may swap with each other.
     Returns (swaps, reason): TARGET_MET, NO_IMPROVING_SWAP or LIMIT_REACHED.
     """
     size = load.shape[0] // num_ranks
@@ -143,9 +149,11 @@ def repair_layer(load, owner, num_ranks, cv_target, max_swaps):
     limit = (cv_target * mean) ** 2 * num_ranks
     swaps = 0
     while squared_deviation(rank_total, mean) > limit:
-        if swaps == max_swaps:
+        if swaps == path.shape[0]:
             return swaps, LIMIT_REACHED
-        gain, heavy, light, i, j = best_swap(list_load, list_expert, rank_total, by_load)
+        gain, heavy, light, i, j = best_swap(
+            list_load, list_expert, rank_total, by_load, ranks_per_node
+        )
         if gain <= 0:
             return swaps, NO_IMPROVING_SWAP
         a, b = list_expert[heavy, i], list_expert[light, j]
@@ -155,21 +163,59 @@ def repair_layer(load, owner, num_ranks, cv_target, max_swaps):
         rank_total[heavy] -= d
         rank_total[light] += d
         owner[a], owner[b] = light, heavy
+        path[swaps, 0], path[swaps, 1] = a, b
         swaps += 1
     return swaps, TARGET_MET
 
 
 @numba.njit(cache=True, nogil=True)
-def repair_layers(load, owner, num_ranks, cv_target, max_swaps, swaps, reason):
-    """`repair_layer` for load [layer, expert], owner [layer, expert]; fills swaps, reason [layer]."""
+def repair_layers(load, owner, num_ranks, cv_target, path, ranks_per_node, swaps, reason):
+    """`repair_layer` for load and owner [layer, expert], path [layer, swap, 2]; fills swaps, reason."""
     for layer in range(load.shape[0]):
         swaps[layer], reason[layer] = repair_layer(
-            load[layer], owner[layer], num_ranks, cv_target, max_swaps
+            load[layer], owner[layer], num_ranks, cv_target, path[layer], ranks_per_node
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Repair:
+    """The greedy repair of all layers, as the swaps it made."""
+
+    owner: np.ndarray
+    """[layer, expert] EP rank after the repair."""
+    path: np.ndarray
+    """[layer, swap, 2] experts swapped, in order; the first num_swaps of a layer count."""
+    num_swaps: np.ndarray
+    """[layer]"""
+    reason: np.ndarray
+    """[layer] TARGET_MET, NO_IMPROVING_SWAP or LIMIT_REACHED."""
+
+
+def greedy_repair(
+    load: np.ndarray,
+    owner: np.ndarray,
+    num_ranks: int,
+    cv_target: float,
+    ranks_per_node: int | None = None,
+) -> Repair:
+    """Repairs all layers: load, owner [layer, expert]; swaps inside nodes only when they are given."""
+    num_layers, num_experts = load.shape
+    owner = owner.astype(np.int64)
+    path = np.zeros((num_layers, 2 * num_experts, 2), np.int32)
+    swaps = np.zeros(num_layers, np.int64)
+    reason = np.zeros(num_layers, np.int64)
+    node = num_ranks if ranks_per_node is None else ranks_per_node
+    repair_layers(load, owner, num_ranks, cv_target, path, node, swaps, reason)
+    return Repair(owner=owner, path=path, num_swaps=swaps, reason=reason)
+
+
 def repair_layer_reference(
-    load: np.ndarray, owner: np.ndarray, num_ranks: int, cv_target: float, max_swaps: int
+    load: np.ndarray,
+    owner: np.ndarray,
+    num_ranks: int,
+    cv_target: float,
+    path: np.ndarray,
+    ranks_per_node: int,
 ) -> tuple[int, int]:
     """Plain numpy twin of `repair_layer`: tries every swap of every rank pair."""
     swaps = 0
@@ -178,11 +224,13 @@ def repair_layer_reference(
         mean = total.sum() / num_ranks
         if ((total - mean) ** 2).sum() <= (cv_target * mean) ** 2 * num_ranks:
             return swaps, TARGET_MET
-        if swaps == max_swaps:
+        if swaps == len(path):
             return swaps, LIMIT_REACHED
         d = load[:, None] - load[None, :]
         gap = total[owner][:, None] - total[owner][None, :]
-        gain = np.where((gap > 0) & (d > 0), 2 * d * (gap - d), 0)
+        node = owner // ranks_per_node
+        allowed = (gap > 0) & (d > 0) & (node[:, None] == node[None, :])
+        gain = np.where(allowed, 2 * d * (gap - d), 0)
         if gain.max() <= 0:
             return swaps, NO_IMPROVING_SWAP
         tied = [(int(a), int(b)) for a, b in np.argwhere(gain == gain.max())]
@@ -190,4 +238,5 @@ def repair_layer_reference(
             tied, key=lambda ab: (*sorted((int(owner[ab[0]]), int(owner[ab[1]]))), *sorted(ab))
         )
         owner[a], owner[b] = owner[b], owner[a]
+        path[swaps] = (a, b) if gap[a, b] > 0 else (b, a)
         swaps += 1

@@ -35,6 +35,8 @@ class Plan:
     rows: Rows
     report: dict[str, float] = field(default_factory=dict)
     """Plain figures; not part of the digest."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Words beside the figures, such as the stop reason of the placement; not in the digest."""
 
     def digest(self) -> str:
         """Hex SHA-256 over everything decisive: what all ranks must agree on."""
@@ -66,6 +68,7 @@ class Plan:
             "num_rows": self.rows.num_rows,
             "num_dp_slots": self.rows.num_dp_slots,
             "report": self.report,
+            "notes": self.notes,
             "digest": self.digest(),
         }
         buffer = io.BytesIO()
@@ -100,6 +103,7 @@ class Plan:
                         num_dp_slots=header["num_dp_slots"],
                     ),
                     report=header["report"],
+                    notes=header["notes"],
                 )
             if plan.digest() != header["digest"]:
                 raise ValueError("contents do not match the stored digest")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.packing import cells_lower_bound, first_fit_decreasing
+from planner.bin_slack import minimum_bin_slack
+from planner.packing import best_fit_decreasing, cells_lower_bound, first_fit_decreasing
 from planner.topology import Topology
 
 
@@ -43,10 +44,20 @@ def most_rows(num_trajectories: int, topology: Topology) -> int:
     return rows - rows % topology.row_multiple
 
 
+def _best_fit(length: np.ndarray, capacity: int, enough: int) -> tuple[np.ndarray, int]:
+    return best_fit_decreasing(length, capacity)
+
+
 def row_count(length: np.ndarray, topology: Topology) -> RowCount:
-    """R_min for length [trajectory]: FFD, certified by the L2 bound when they agree."""
+    """R_min for length [trajectory]: FFD, then BFD and minimum bin slack while the bound is missed."""
     bound = rows_of_cells(cells_lower_bound(length, topology.capacity), topology)
     cell, num_cells = first_fit_decreasing(length, topology.capacity)
+    for pack in (_best_fit, minimum_bin_slack):
+        if rows_of_cells(num_cells, topology) == bound:
+            break
+        other, fewer = pack(length, topology.capacity, bound * topology.num_dp_slots)
+        if rows_of_cells(fewer, topology) < rows_of_cells(num_cells, topology):
+            cell, num_cells = other, fewer
     return RowCount(
         value=rows_of_cells(num_cells, topology), bound=bound, cell=cell, num_cells=num_cells
     )
@@ -58,17 +69,17 @@ def raised_to_pipeline_floor(rows: int, num_trajectories: int, topology: Topolog
     return max(rows, min(floor, most_rows(num_trajectories, topology)))
 
 
-def trailing_groups_to_drop(length: np.ndarray, group: np.ndarray, topology: Topology) -> int:
-    """Trailing trajectories to drop, in whole groups, until rows without an empty cell exist.
+def count_kept(length: np.ndarray, group: np.ndarray, topology: Topology) -> tuple[int, RowCount]:
+    """(trajectories kept, their row count): whole trailing groups go until no cell stays empty.
 
-    Args: length [trajectory] tokens; group [trajectory] GRPO ids in arrival order. Returns 0 when
-    the window fits as it is. Raises ValueError when not even a part of the window can be run.
+    Args: length [trajectory] tokens; group [trajectory] GRPO ids in arrival order. Raises ValueError
+    when not even a part of the window can be run.
     """
     kept = len(length)
     while kept > 0:
         found = row_count(length[:kept], topology)
         if found.value <= most_rows(kept, topology):
-            return len(length) - kept
+            return kept, found
         last = group[kept - 1]
         while kept > 0 and group[kept - 1] == last:
             kept -= 1

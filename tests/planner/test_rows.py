@@ -5,9 +5,15 @@ import warnings
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from planner_cases import COST, jobs, window_of
 
 from planner.base_rows import deal_to_slots, dp_local_ffd, pack_slot
+from planner.bin_slack import (
+    minimum_bin_slack,
+    pack_by_slack,
+    pack_by_slack_reference,
+)
 from planner.packing import (
     best_fit_decreasing,
     cells_lower_bound,
@@ -196,3 +202,30 @@ def test_l2_bound_beats_the_capacity_bound():
     assert cells_lower_bound(np.array([60, 60, 60, 45]), 100) == 4
     assert cells_lower_bound(np.array([250, 40, 40, 40]), 100) == 3
     assert cells_lower_bound(np.array([51] * 5), 100) == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 130), min_size=1, max_size=14),
+    most_added=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_bin_slack_equals_its_reference(lengths, most_added, seed):
+    falling = np.sort(np.array(lengths))[::-1].copy()
+    lost = np.random.default_rng(seed).integers(0, 9, len(falling))
+    cell = np.empty(len(falling), np.int64)
+    num_cells = pack_by_slack(falling, 100, most_added, 1_000_000, lost, cell)
+    expected, num_expected = pack_by_slack_reference(falling, 100, most_added, lost)
+    tokens = np.bincount(cell, falling, num_cells)
+    count = np.bincount(cell, minlength=num_cells)
+    assert num_cells == num_expected
+    assert (cell == expected).all()
+    assert ((tokens <= 100) | (count == 1)).all()
+
+
+def test_bin_slack_closes_what_ffd_leaves_open():
+    lengths = np.array([44, 24, 24, 22, 21, 17, 8, 8, 6, 6])
+    assert first_fit_decreasing(lengths, 61)[1] == 4
+    assert minimum_bin_slack(lengths, 61, 3)[1] == 3
+    counted = row_count(lengths, Topology.uniform(dp=1, ep=1, capacity=61))
+    assert (counted.value, counted.certified) == (3, True)

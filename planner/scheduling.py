@@ -1,0 +1,186 @@
+"""The rows of one window under a fixed placement, for every policy (Sections 3.1 and 4)."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.base_rows import dp_local_ffd
+from planner.cost import CostModel
+from planner.global_rows import global_ffd_rows
+from planner.options import SEARCHES_ROWS, PlannerOptions, check_policy, check_sizes
+from planner.pair_anneal import pair_anneal
+from planner.placement import Placement
+from planner.rescore import cells_to_internal, problem_of, rows_of
+from planner.row_count import (
+    RowCount,
+    count_kept,
+    raised_to_pipeline_floor,
+    too_few,
+)
+from planner.rows import Rows
+from planner.score import rank_demand, score_rank_demand
+from planner.slime_rows import slime_rows
+from planner.topology import Topology
+from planner.window import Window
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsResult:
+    """Rows and the figures of the search that made them."""
+
+    rows: Rows
+    report: dict[str, float]
+    seconds: float
+
+
+def schedule(
+    window: Window,
+    topology: Topology,
+    cost: CostModel,
+    placement: Placement,
+    policy: str,
+    options: PlannerOptions,
+) -> RowsResult:
+    """The rows of a window under a fixed placement; the GIL is free during the search.
+
+    Trajectories that cannot be run without an empty cell are dropped in whole trailing groups, or
+    refused with ValueError, as `options.too_few` says.
+    """
+    start = time.perf_counter()
+    check_policy(policy)
+    check_sizes(window, topology, placement)
+    _check_long(window, topology, options)
+    num_kept, counted = count_kept(window.length, window.group, topology)
+    num_dropped = window.num_trajectories - num_kept
+    if num_dropped and options.too_few == "error":
+        raise too_few(window.length, topology)
+    length = window.length[:num_kept]
+    q = rank_demand(window.demand[:num_kept], placement)
+    figures = {
+        "rows_bound": float(counted.bound),
+        "rows_certified": float(counted.certified),
+    }
+    if policy in SEARCHES_ROWS:
+        rows, more = _search(length, q, counted, topology, cost, options)
+        figures |= more
+    else:
+        rows = _fixed_rows(length, window.window_id, counted, topology, cost, policy, options)
+    report = _row_figures(length, q, rows, topology, cost) | figures
+    report["dropped"] = float(num_dropped)
+    if num_dropped:
+        cell = np.concatenate([rows.cell, np.full(num_dropped, -1, np.int32)])
+        rows = Rows(cell=cell, num_rows=rows.num_rows, num_dp_slots=rows.num_dp_slots)
+    return RowsResult(rows=rows, report=report, seconds=time.perf_counter() - start)
+
+
+def _check_long(window: Window, topology: Topology, options: PlannerOptions) -> None:
+    long = np.flatnonzero(window.length > topology.capacity)
+    if not len(long):
+        return
+    message = (
+        f"{len(long)} trajectories are longer than the cell capacity of {topology.capacity} tokens "
+        f"(trajectory {long[0]}: {window.length[long[0]]}); each gets a cell of its own. Raise "
+        "max_tokens_per_gpu to fit them"
+    )
+    if options.long_trajectory == "error":
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=3)
+
+
+def _fixed_rows(
+    length: np.ndarray,
+    window_id: int,
+    counted: RowCount,
+    topology: Topology,
+    cost: CostModel,
+    policy: str,
+    options: PlannerOptions,
+) -> Rows:
+    """Rows of the policies that do not search; global FFD where theirs would leave a cell empty."""
+    if policy in ("off", "observe") or (policy == "reroute" and options.rows_from == "slime"):
+        rows = slime_rows(
+            length,
+            topology,
+            balance_data=options.slime_balance_data,
+            workload=cost.dense_work(length, topology.capacity) if cost.stages else None,
+        )
+    else:
+        rows = dp_local_ffd(
+            length,
+            window_id,
+            topology,
+            shard_size=options.shard_size,
+            pipeline_floor=options.rows == "paper",
+        )
+    return rows or global_ffd_rows(length, topology, counted, counted.value)
+
+
+def _search(
+    length: np.ndarray,
+    q: np.ndarray,
+    counted: RowCount,
+    topology: Topology,
+    cost: CostModel,
+    options: PlannerOptions,
+) -> tuple[Rows, dict[str, float]]:
+    """Joint rescheduling at a fixed number of rows (Section 4)."""
+    num_rows = raised_to_pipeline_floor(counted.value, len(length), topology)
+    first = global_ffd_rows(length, topology, counted, num_rows)
+    problem = problem_of(length, q, num_rows, topology, cost)
+    found = pair_anneal(
+        problem,
+        [cells_to_internal(first.cell, topology)],
+        seed=options.seed,
+        num_threads=options.num_threads,
+        budget_seconds=options.budget_seconds,
+        budget_proposals=options.budget_proposals,
+    )
+    rows = rows_of(found.cell, problem, topology)
+    initial = score_rank_demand(length, q, first, topology, cost)
+    final = score_rank_demand(length, q, rows, topology, cost)
+    if final.key > initial.key:  # equal but for rounding
+        rows, final = first, initial
+    bound = initial.lower_bound
+    room = initial.max_shard - bound
+    saved = initial.max_shard - final.max_shard
+    return rows, {
+        "J0_over_B": initial.max_shard / bound if bound else 1.0,
+        "excess_removed": saved / room if room > 1e-12 else 0.0,
+        "reduction": saved / initial.max_shard if initial.max_shard else 0.0,
+        "proposals": float(found.num_proposals),
+        "search_seconds": found.seconds,
+    }
+
+
+def _row_figures(
+    length: np.ndarray, q: np.ndarray, rows: Rows, topology: Topology, cost: CostModel
+) -> dict[str, float]:
+    figures = score_rank_demand(length, q, rows, topology, cost)
+    over = figures.max_shard / figures.lower_bound if figures.lower_bound else 1.0
+    return {
+        "J0_over_B": over,
+        "J1_over_B": over,
+        "excess_removed": 0.0,
+        "reduction": 0.0,
+        "rows": float(rows.num_rows),
+        "token_utilization": figures.token_utilization,
+        "global_excess": figures.global_excess,
+        "row_local_excess": figures.row_local_excess,
+        "joint_cost": figures.max_shard,
+    }
+
+
+def base_joint_cost(
+    window: Window, topology: Topology, cost: CostModel, options: PlannerOptions
+) -> float:
+    """U of the paper's base: DP-local FFD rows under identity placement, same trajectories kept."""
+    kept, counted = count_kept(window.length, window.group, topology)
+    length = window.length[:kept]
+    rows = _fixed_rows(length, window.window_id, counted, topology, cost, "base", options)
+    identity = Placement.identity(window.num_layers, window.num_experts, topology.num_ep_ranks)
+    q = rank_demand(window.demand[:kept], identity)
+    return score_rank_demand(length, q, rows, topology, cost).max_shard
