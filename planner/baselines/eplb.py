@@ -10,6 +10,7 @@ the peer is; it is what planning speed is compared against.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ def eplb(
     expert_of_slot = np.empty((num_layers, num_slots), np.int64)
     num_replicas = np.empty((num_layers, num_experts), np.int64)
     for layer in range(num_layers):
-        load = [float(x) for x in expert_load[layer]]
+        load = expert_load[layer].astype(np.float64).tolist()
         slots, replicas = _layer(load, num_slots, num_ep_ranks, num_groups, num_nodes, compiled)
         expert_of_slot[layer] = slots
         num_replicas[layer] = replicas
@@ -150,10 +151,13 @@ def _replicate(load: list[float], num_slots: int) -> tuple[list[int], list[int]]
     """(expert by slot, replicas by expert): each extra slot goes to the largest load a replica."""
     held = list(range(len(load)))
     count = [1] * len(load)
+    by_load = [(-tokens, e) for e, tokens in enumerate(load)]
+    heapq.heapify(by_load)
     for _ in range(num_slots - len(load)):
-        hottest = max(range(len(load)), key=lambda e: load[e] / count[e])
+        hottest = by_load[0][1]
         held.append(hottest)
         count[hottest] += 1
+        heapq.heapreplace(by_load, (-load[hottest] / count[hottest], hottest))
     return held, count
 
 

@@ -1,13 +1,12 @@
 """Read recorded windows from whatever a source is.
 
-| source | what is read |
-|---|---|
-| `synthetic:*`, `slime:*` | a preset's synthetic windows |
-| `*.npz` | windows of `write_windows`, or a count file of a trace |
-| directory of `*.npz` | all their windows, by window id |
-| directory with `router_trace_rank*.jsonl` | Megatron's routing trace |
-| torch file, directory of them, or a template with `{rollout_id}` | slime's rollout dumps; a single file may also be SGLang's expert distribution |
-"""  # noqa: E501
+- `synthetic:*`, `slime:*`: a preset's synthetic windows.
+- `*.npz`: windows of `write_windows`, or the count file of a trace.
+- A directory of `*.npz`: all their windows, by window id.
+- A directory with `router_trace_rank*.jsonl`: Megatron's routing trace.
+- A torch file, a directory of them, or a template with `{rollout_id}`: slime's rollout dumps, or
+  SGLang's expert distribution.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ def slime_windows(
         )
     lengths = np.array([_num_tokens(s, path, i) for i, s in enumerate(samples)], np.int64)
     captures = [_capture(s, path, i, int(lengths[i])) for i, s in enumerate(samples)]
-    held = [capture for capture in captures if capture is not None and capture.size]
     if missing == "error" and any(capture is None for capture in captures):
         first = next(i for i, capture in enumerate(captures) if capture is None)
         raise ValueError(
@@ -64,26 +63,13 @@ def slime_windows(
             f"({sum(c is None for c in captures)} of {len(samples)} lack them); record with "
             "--use-rollout-routing-replay, or choose missing: estimate"
         )
-    if not held and (moe_layers is None or top_k is None):
-        raise ValueError(f"{path}: no sample has routed experts; pass moe_layers and top_k")
-    if moe_layers is None:
-        moe_layers = range(held[0].shape[1])
-    found_top_k = held[0].shape[2] if held else top_k
-    assert found_top_k is not None
-    if top_k is not None and top_k != found_top_k:
-        raise ValueError(f"{path}: routing is top-{found_top_k}, top_k says {top_k}")
-    demand = np.zeros((len(samples), len(moe_layers), num_experts), np.int64)
-    for i, capture in enumerate(captures):
-        if capture is None or not capture.size:
-            continue
-        if capture.shape[1:] != held[0].shape[1:]:
-            raise ValueError(
-                f"{path}: sample {i} has routing of shape {capture.shape}, sample 0 has "
-                f"[rows, {held[0].shape[1]}, {held[0].shape[2]}]"
-            )
-        demand[i] = routing_counts(capture, num_experts, moe_layers, f"{path}: sample {i}")
-    shares = demand_shares(demand) if previous_shares is None else previous_shares
+    layers, found_top_k = _model(captures, path, moe_layers, top_k)
     rows = np.maximum(lengths - 1, 0)
+    demand = np.zeros((len(samples), len(layers), num_experts), np.int64)
+    for i, capture in enumerate(captures):
+        if capture is not None and capture.size:
+            demand[i] = routing_counts(capture, num_experts, layers, f"{path}: sample {i}")
+    shares = demand_shares(demand) if previous_shares is None else previous_shares
     for i, capture in enumerate(captures):
         if capture is None:
             demand[i] = estimate_counts(shares, int(rows[i]), found_top_k)
@@ -100,12 +86,39 @@ def slime_windows(
             top_k=found_top_k,
             group=group[part],
             estimated=estimated[part],
-            layer_numbers=tuple(moe_layers),
+            layer_numbers=layers,
         )
         for step, part in enumerate(
             slice(step * size, (step + 1) * size) for step in range(num_steps)
         )
     ]
+
+
+def _model(
+    captures: Sequence[NDArray[np.integer] | None],
+    path: Path,
+    moe_layers: Sequence[int] | None,
+    top_k: int | None,
+) -> tuple[tuple[int, ...], int]:
+    """(MoE layers, top_k) that the captures agree on, or that the caller gave."""
+    shapes = {
+        capture.shape[1:]: i
+        for i, capture in reversed(list(enumerate(captures)))
+        if capture is not None and capture.size
+    }
+    if not shapes:
+        if moe_layers is None or top_k is None:
+            raise ValueError(f"{path}: no sample has routed experts; pass moe_layers and top_k")
+        return tuple(moe_layers), top_k
+    if len(shapes) > 1 or len(next(iter(shapes))) != 2:
+        raise ValueError(
+            f"{path}: samples {sorted(shapes.values())} have routing of shapes "
+            f"{[('rows', *shape) for shape in shapes]}, expected one [rows, layers, top_k]"
+        )
+    num_layers, found = next(iter(shapes))
+    if top_k is not None and top_k != found:
+        raise ValueError(f"{path}: routing is top-{found}, top_k says {top_k}")
+    return tuple(range(num_layers) if moe_layers is None else moe_layers), found
 
 
 def _num_tokens(sample: dict[str, Any], path: Path, i: int) -> int:

@@ -129,6 +129,13 @@ def test_a_wrong_slime_dump_is_named(tmp_path, change, options, message):
     assert message == "missing" or str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("other", [routing(4, num_layers=2), routing(4)[:, :, 0]])
+def test_samples_of_different_models_are_named(tmp_path, other):
+    samples = [sample(0, 6), sample(1, 5, rollout_routed_experts=torch.from_numpy(other))]
+    with pytest.raises(ValueError, match=r"samples \[0, 1\] have routing of shapes"):
+        read(dump(tmp_path / "d.pt", samples), **MODEL)
+
+
 class Bomb:
     def __reduce__(self):
         return (eval, ("__import__('os').environ.__setitem__('ROUTEPACK_BOMB', '1')",))
