@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.anneal import Best, Moves, anneal, keep_if_better, random_state
+from planner.found import Found
 from planner.pair_start import pair_cells
 from planner.rescore import Problem, layout_of, rebuild
 
@@ -29,19 +29,6 @@ MOVES = (
 )
 SPREAD = 1e-6
 FIRST_SLICE, SLICE = 10_000, 50_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What a search returns."""
-
-    cell: np.ndarray
-    """[trajectory] internal cell of the best layout."""
-    key: tuple[float, float, float]
-    """Its score (Equation 16)."""
-    num_proposals: int
-    """Proposals drawn, over all chains."""
-    seconds: float
 
 
 def compile_kernels(problem: Problem, cell: np.ndarray) -> None:

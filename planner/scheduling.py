@@ -14,6 +14,7 @@ from planner.global_rows import global_ffd_rows
 from planner.options import SEARCHES_ROWS, PlannerOptions, check_policy, check_sizes
 from planner.pair_anneal import pair_anneal
 from planner.placement import Placement
+from planner.population_annealing import population_annealing
 from planner.rescore import cells_to_internal, problem_of, rows_of
 from planner.row_count import (
     RowCount,
@@ -131,7 +132,8 @@ def _search(
     num_rows = raised_to_pipeline_floor(counted.value, len(length), topology)
     first = global_ffd_rows(length, topology, counted, num_rows)
     problem = problem_of(length, q, num_rows, topology, cost)
-    found = pair_anneal(
+    search = pair_anneal if options.engine == "pair_anneal" else population_annealing
+    found = search(
         problem,
         [cells_to_internal(first.cell, topology)],
         seed=options.seed,

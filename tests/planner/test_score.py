@@ -8,7 +8,6 @@ from planner_cases import COST, jobs, window_of
 
 from planner.anneal import Best, Moves, anneal, random_state
 from planner.cost import CostModel, Stage
-from planner.global_rows import global_ffd_rows
 from planner.pair_anneal import pair_anneal
 from planner.pair_start import pair_cells, paired_peak_sum
 from planner.placement import Placement
@@ -21,13 +20,12 @@ from planner.rescore import (
     layout_of,
     peak_sum,
     peak_sum_reference,
-    problem_of,
     rebuild,
     rows_of,
 )
-from planner.row_count import most_rows, row_count
 from planner.rows import Rows
 from planner.score import rank_demand, rank_demand_reference, score
+from planner.search_problem import search_problem
 from planner.topology import Topology
 
 ALL_MOVES = Moves(relocate=0.2, cells=0.2, subset=0.3, reach=5, targeted=0.3, tournament=3)
@@ -86,26 +84,19 @@ def test_peak_kernels_equal_their_references(num_ranks, num_layers, seed):
     assert paired_peak_sum(vectors[0], vectors[1], ranks) == both
 
 
-def search_problem(window, topology):
-    """(problem, internal FFD cells, rows) or None when no rows exist."""
-    counted = row_count(window.length, topology)
-    if counted.value > most_rows(window.num_trajectories, topology):
-        return None
-    rows = global_ffd_rows(window.length, topology, counted, counted.value)
-    placement = Placement.identity(window.num_layers, window.num_experts, topology.num_ep_ranks)
-    q = rank_demand(window.demand, placement)
-    problem = problem_of(window.length, q, rows.num_rows, topology, COST)
-    return problem, cells_to_internal(rows.cell, topology), placement
+def identity_for(window, topology):
+    return Placement.identity(window.num_layers, window.num_experts, topology.num_ep_ranks)
 
 
 @settings(max_examples=40, deadline=None)
 @given(job=jobs(), seed=st.integers(0, 99))
 def test_incremental_score_equals_the_score_from_scratch(job, seed):
     window, topology = job
-    found = search_problem(window, topology)
+    found = search_problem(window, topology, COST)
     if found is None:
         return
-    problem, cell, placement = found
+    problem, cell = found
+    placement = identity_for(window, topology)
     layout = layout_of(problem, cell)
     key = np.array([layout.shard_cost.max(), layout.shard_cost.sum(), layout.row_cost.max()])
     best = Best(cell=layout.cell.copy(), key=key.copy())
@@ -146,10 +137,10 @@ def test_incremental_score_equals_the_score_from_scratch(job, seed):
 @given(job=jobs())
 def test_pairing_keeps_cells_whole(job):
     window, topology = job
-    found = search_problem(window, topology)
+    found = search_problem(window, topology, COST)
     if found is None:
         return
-    problem, cell, _ = found
+    problem, cell = found
     sizes = {len(shard) for shard in topology.edp_shards}
     paired = pair_cells(problem, cell, window=8, token_reward=1.0)
     num_cells = problem.num_rows * topology.num_dp_slots
@@ -184,7 +175,7 @@ def test_search_is_deterministic_for_seed_and_threads():
     rng = np.random.default_rng(0)
     window = window_of(rng.integers(10, 100, 60), num_experts=16)
     topology = Topology.uniform(dp=4, ep=4, capacity=200)
-    problem, cell, _ = search_problem(window, topology)
+    problem, cell = search_problem(window, topology, COST)
     first, again = run(problem, cell), run(problem, cell)
     assert (first.cell == again.cell).all() and first.key == again.key
     assert first.num_proposals == 4000
@@ -195,10 +186,11 @@ def test_search_is_deterministic_for_seed_and_threads():
 @given(job=jobs(), seed=st.integers(0, 99))
 def test_search_is_never_worse_than_its_seed(job, seed):
     window, topology = job
-    found = search_problem(window, topology)
+    found = search_problem(window, topology, COST)
     if found is None:
         return
-    problem, cell, placement = found
+    problem, cell = found
+    placement = identity_for(window, topology)
     result = run(problem, cell, seed=seed, num_threads=1, proposals=500)
     before = score(window, rows_of(cell, problem, topology), topology, COST, placement)
     after = score(window, rows_of(result.cell, problem, topology), topology, COST, placement)
@@ -209,7 +201,7 @@ def test_a_budget_in_seconds_is_kept():
     rng = np.random.default_rng(0)
     window = window_of(rng.integers(10, 100, 60))
     topology = Topology.uniform(dp=4, ep=4, capacity=200)
-    problem, cell, _ = search_problem(window, topology)
+    problem, cell = search_problem(window, topology, COST)
     run(problem, cell)
     result = pair_anneal(
         problem, [cell], seed=0, num_threads=2, budget_seconds=0.2, budget_proposals=None
