@@ -105,18 +105,18 @@ class RoutingSkewConfig:
 
 @_section
 class TasksConfig:
-    """Two families of verifiable tasks: echo a string of letters, sort a string of digits."""
+    """Two families of verifiable tasks: spell through the alphabet, sort a string of digits."""
 
-    echo_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of prompts from the echo family; the rest sorts."""
+    spell_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of prompts from the spell family; the rest sorts."""
     length_median: float = Field(default=14.0, gt=1)
-    """Median length of a prompt's string in tokens (lognormal)."""
+    """Median length of an answer in tokens (lognormal)."""
     length_sigma: float = Field(default=0.9, ge=0)
     """Sigma of the lognormal: the long tail."""
-    length_max: int = Field(default=120, ge=4)
-    """Longest string; longer draws are cut."""
+    length_max: int = Field(default=120, ge=4, le=999)
+    """Longest answer; longer draws are cut."""
     length_min: int = Field(default=3, ge=1)
-    """Shortest string."""
+    """Shortest answer."""
 
 
 @_section

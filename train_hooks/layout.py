@@ -78,7 +78,7 @@ class ExpertLayout:
         """Take over `placement` after its state has arrived, and allow forwards again."""
         for number, row in zip(self.layers, placement.expert_of_slot):
             buffer = self.seams[number].expert_of_slot
-            buffer.copy_(torch.as_tensor(row, dtype=buffer.dtype))
+            buffer.copy_(torch.from_numpy(row.astype(np.int64)))
         self.version = placement.version
         self._seal_all(None)
 

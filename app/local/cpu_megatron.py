@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import warnings
 
 import torch
 
@@ -120,6 +121,8 @@ def _patch_torch() -> None:
 
 
 def _patch_megatron() -> None:
+    # Megatron says in many places that Transformer Engine and Apex are missing: on a CPU they are.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 

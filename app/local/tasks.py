@@ -1,7 +1,8 @@
 """Two families of verifiable tasks with different tokens and long-tailed lengths.
 
-echo: repeat a string of letters. sort: write a string of digits in ascending order. Both answers
-end with EOS, so that the length of a response follows the length of its prompt.
+spell: go through the alphabet from a letter for a number of steps. sort: write a string of digits in
+ascending order. Both answers end with EOS; their lengths are lognormal, and a policy that stops too
+early or too late loses reward.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.config import TasksConfig
-from app.local.tokens import ANSWER, BOS, DIGITS, ECHO, EOS, LETTERS, SORT
+from app.local.tokens import ANSWER, BOS, DIGITS, EOS, LETTERS, SORT, SPELL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +28,15 @@ def draw_task(config: TasksConfig, rng: np.random.Generator) -> Task:
     """Draw one task; lengths are lognormal, cut at `length_max`."""
     draw = np.exp(np.log(config.length_median) + config.length_sigma * rng.standard_normal())
     length = int(np.clip(round(draw), config.length_min, config.length_max))
-    if rng.random() < config.echo_share:
-        text = rng.choice(LETTERS, size=length)
-        family, mark, answer = "echo", ECHO, text
+    if rng.random() < config.spell_share:
+        start = int(rng.integers(len(LETTERS)))
+        family, mark = "spell", SPELL
+        text = np.array([LETTERS[start], *(DIGITS[int(d)] for d in f"{length:03d}")])
+        answer = np.array(LETTERS)[(start + np.arange(length)) % len(LETTERS)]
     else:
+        family, mark = "sort", SORT
         text = rng.choice(DIGITS, size=length)
-        family, mark, answer = "sort", SORT, np.sort(text)
+        answer = np.sort(text)
     return Task(
         family=family,
         prompt=np.array([BOS, mark, *text, ANSWER], dtype=np.int64),

@@ -1,0 +1,173 @@
+"""The `routepack` command: one subcommand per thing a user wants to see."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; wrong input ends with one clear line and exit code 2, a failed run with 1."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments) or 0
+    except (ValueError, OSError) as error:
+        print(f"routepack {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(
+            f"routepack {arguments.command}: {error}; install the local extra: "
+            "pip install 'routepack[local]'",
+            file=sys.stderr,
+        )
+        return 2
+    except RuntimeError as error:
+        print(f"routepack {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"routepack {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="routepack",
+        description="Replay-guided expert placement and trajectory scheduling for MoE RL.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_train(commands)
+    _add_compare(commands)
+    _add_verify(commands)
+    _add_replay(commands)
+    _add_warmup(commands)
+    return parser
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", required=True, metavar="FILE", help="YAML of the run")
+    command.add_argument("--seed", type=int, help="replaces the configuration's seed")
+    command.add_argument("--json", metavar="FILE", help="write the figures here")
+
+
+def _configuration(arguments):
+    from app.config import load_config
+
+    config = load_config(arguments.config)
+    return config if arguments.seed is None else replace(config, seed=arguments.seed)
+
+
+def _output(arguments) -> Path:
+    return Path(arguments.output or Path("runs") / arguments.command)
+
+
+def _add_train(commands) -> None:
+    command = commands.add_parser("train", help="train on this machine under one policy")
+    _add_run_options(command)
+    command.add_argument("--policy", required=True, choices=POLICIES)
+    command.add_argument("--windows", type=_positive, metavar="N", help="windows to train")
+    command.add_argument("--output", metavar="DIR", help="default runs/train")
+
+    def run(arguments):
+        from app.train import train
+
+        config = _configuration(arguments)
+        train(config, arguments.policy, _output(arguments), arguments.json, arguments.windows)
+
+    command.set_defaults(run=run)
+
+
+def _add_compare(commands) -> None:
+    command = commands.add_parser("compare", help="compare policies on the same windows")
+    _add_run_options(command)
+    command.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=["off", "base", "reroute", "full"]
+    )
+    command.add_argument("--quick", action="store_true", help="4 windows, 2 repeats")
+    command.add_argument("--output", metavar="DIR", help="default runs/compare")
+
+    def run(arguments):
+        from app.compare import compare
+
+        policies = tuple(arguments.policies)
+        compare(
+            _configuration(arguments), policies, _output(arguments), arguments.json, arguments.quick
+        )
+
+    command.set_defaults(run=run)
+
+
+def _add_verify(commands) -> None:
+    command = commands.add_parser(
+        "verify", help="prove that all policies train the same model, with negative controls"
+    )
+    _add_run_options(command)
+
+    def run(arguments):
+        from app.verify import verify
+
+        return 0 if verify(_configuration(arguments), arguments.json) else 1
+
+    command.set_defaults(run=run)
+
+
+def _add_replay(commands) -> None:
+    command = commands.add_parser("replay", help="plan a recorded window under every policy")
+    command.add_argument("source", metavar="SOURCE", help="recorded counts, such as an .npz file")
+    command.add_argument("--ep", type=_positive, required=True, help="EP ranks")
+    command.add_argument("--dp", type=_positive, required=True, help="DP slots")
+    command.add_argument("--edp", type=_positive, default=1, help="EDP shards (default 1)")
+    command.add_argument("--capacity", type=_positive, required=True, help="tokens of a cell")
+    command.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    command.add_argument("--budget", type=float, default=1.0, help="search seconds (default 1)")
+    command.add_argument("--json", metavar="FILE", help="write the figures here")
+    command.add_argument("--output", metavar="DIR", help="write a picture here")
+
+    def run(arguments):
+        from app.replay import replay
+
+        replay(arguments)
+
+    command.set_defaults(run=run)
+
+
+def _add_warmup(commands) -> None:
+    command = commands.add_parser("warmup", help="train the starting weights of a configuration")
+    _add_run_options(command)
+
+    def run(arguments):
+        from app.figures import write_figures
+        from app.local.warmup import warm_up, warmup_path
+
+        config = _configuration(arguments)
+        figures = warm_up(config)
+        write_figures(arguments.json, "warmup", figures)
+        print(
+            f"{warmup_path(config)}: {figures['warmup.steps']:.0f} steps in "
+            f"{figures['warmup.seconds']:.0f} s, loss {figures['warmup.first_loss']:.3f} -> "
+            f"{figures['warmup.last_loss']:.3f}, {figures['warmup.mb']:.1f} MB"
+        )
+
+    command.set_defaults(run=run)
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.lstrip("-").isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

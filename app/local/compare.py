@@ -1,0 +1,300 @@
+"""The paired comparison: every policy trains the same windows from the same state.
+
+Protocol (definitions.md, Paired comparison): per window restore one snapshot; each policy commits
+its own carried placement, plans and commits this window's, runs one warm-up and timed repeats; the
+order of policies rotates; the snapshot then advances by the base step. The ideal runs the rows of
+`off` with perfectly balanced forced routing, for timing only.
+"""
+
+from __future__ import annotations
+
+import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from app.config import RunConfig
+from app.local.admit import Admitted, admit
+from app.local.equivalence import check_engines
+from app.local.grpo import advantages
+from app.local.rollout import SealedRollout, sample_window
+from app.local.session import Session, open_session
+from app.local.snapshot import Snapshot, restore, take_snapshot
+from app.local.trainer import grpo_step_inputs
+from app.progress import track
+from planner.placement import Placement, rank_load
+from rollout_hooks.admission import PlannerCalls
+from rollout_hooks.estimate import demand_shares
+from train_hooks.commit import commit
+from train_hooks.micro_batch import MicroBatch
+
+CONTROL, IDEAL = "base (control)", "ideal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One policy on one window. tps: positions per second of each timed repeat.
+
+    rank_max_over_mean: mean over layers of the busiest EP rank's load over the mean rank's.
+    loss, loss_magnitude: of the first step from the snapshot.
+    """
+
+    window: int
+    policy: str
+    tps: list[float]
+    window_seconds: float
+    exposed: float
+    commit_seconds: float
+    moved_experts: int
+    moved_mb: float
+    rows: int
+    joint_cost: float
+    rank_max_over_mean: float
+    loss: float
+    loss_magnitude: float
+
+    @property
+    def median_tps(self) -> float:
+        """Median over the timed repeats."""
+        return statistics.median(self.tps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Everything that was measured, with what else used the machine meanwhile.
+
+    skew: mean rank max/mean of the first window's tokens without and with the configured skew.
+    before, after: `[layer, EP rank]` loads of the last window under identity and under full.
+    """
+
+    measurements: list[Measurement]
+    max_log_prob_difference: float
+    equal_rows: float
+    other_load: float
+    skew: tuple[float, float]
+    before: np.ndarray
+    after: np.ndarray
+    layer_numbers: tuple[int, ...]
+
+
+def compare_rank(config: RunConfig, policies: tuple[str, ...], weights: str) -> Comparison:
+    """Measure `policies`, a second base as control, and the ideal, on every window."""
+    is_writer = dist.get_rank() == 0
+    session = open_session(config, weights)
+    trainer, engine = session.trainer, session.engine
+    named = {policy: policy for policy in policies} | {CONTROL: "base"}
+    carried = {name: trainer.layout.placement() for name in named}
+    snapshot = take_snapshot(trainer)
+    measurements: list[Measurement] = []
+    shares, check, skew = None, None, None
+    load_before, started = _cpu_seconds(), time.perf_counter()
+    for window_id in track(range(config.compare.num_windows), "compare", is_writer):
+        restore(trainer, snapshot)
+        rollout = sample_window(config, engine, window_id, shares)
+        if check is None:
+            check, skew = check_engines(trainer, rollout), measure_skew(session, rollout)
+        shares = demand_shares(rollout.window.demand)
+        names = [*named, IDEAL]
+        turn = window_id % len(names)
+        next_snapshot = None
+        for name in names[turn:] + names[:turn]:
+            if name == IDEAL:
+                measurements.append(_measure_ideal(session, snapshot, rollout))
+                continue
+            measurement, placement, stepped = _measure(
+                session, snapshot, rollout, name, named[name], carried[name]
+            )
+            measurements.append(measurement)
+            carried[name] = placement
+            if name == CONTROL:
+                next_snapshot = stepped
+        snapshot = next_snapshot
+        restore(trainer, snapshot)
+        engine.update_weights(trainer.bridge.export())
+    identity = Placement.identity(*carried["base"].expert_of_slot.shape, config.ranks.ep)
+    last = carried.get("full", carried[CONTROL])
+    elapsed = time.perf_counter() - started
+    return Comparison(
+        measurements=measurements,
+        max_log_prob_difference=check.max_log_prob_difference,
+        equal_rows=check.equal_rows,
+        other_load=_other_load(load_before, elapsed),
+        skew=skew,
+        before=rank_load(rollout.window.expert_load, identity),
+        after=rank_load(rollout.window.expert_load, last),
+        layer_numbers=rollout.window.layer_numbers,
+    )
+
+
+def _measure(
+    session: Session,
+    snapshot: Snapshot,
+    rollout: SealedRollout,
+    name: str,
+    policy: str,
+    carried: Placement,
+) -> tuple[Measurement, Placement, Snapshot | None]:
+    """Run one policy on one window; return its figures, its placement, and the control's state."""
+    trainer, config = session.trainer, session.config
+    restore(trainer, snapshot)
+    _commit_untimed(session, carried, rollout.window.window_id)
+    dist.barrier()
+    started = time.perf_counter()
+    admitted = admit(config, trainer, rollout.window, policy, PlannerCalls())
+    advantage = advantages(rollout.rewards, rollout.window.group)
+    micro_batches, loss = grpo_step_inputs(
+        rollout.trajectories, advantage, admitted.plan, config.train.ratio_clip
+    )
+    admission = time.perf_counter() - started
+    first = trainer.step(micro_batches, loss)
+    stepped = None
+    if name == CONTROL:
+        stepped = take_snapshot(trainer)
+    repeats = [trainer.step(micro_batches, loss) for _ in range(config.compare.num_repeats)]
+    started = time.perf_counter()
+    trainer.bridge.export()
+    export = time.perf_counter() - started
+    median = statistics.median(step.seconds for step in repeats)
+    measurement = Measurement(
+        window=rollout.window.window_id,
+        policy=name,
+        tps=[step.tps for step in repeats],
+        window_seconds=admission + median + export,
+        exposed=admitted.exposed,
+        commit_seconds=admitted.commit.seconds,
+        moved_experts=admitted.commit.num_moved,
+        moved_mb=admitted.moved_mb,
+        rows=admitted.plan.rows.num_rows,
+        joint_cost=admitted.plan.report["joint_cost"],
+        rank_max_over_mean=_max_over_mean(rollout, admitted),
+        loss=first.loss,
+        loss_magnitude=first.loss_magnitude,
+    )
+    return measurement, trainer.layout.placement(), stepped
+
+
+def _measure_ideal(
+    session: Session, snapshot: Snapshot, rollout: SealedRollout
+) -> Measurement:
+    """Time the rows of `off` with every expert used equally often; captured routing is ignored."""
+    trainer, config = session.trainer, session.config
+    restore(trainer, snapshot)
+    admitted = admit(config, trainer, rollout.window, "off", PlannerCalls())
+    advantage = advantages(rollout.rewards, rollout.window.group)
+    micro_batches, loss = grpo_step_inputs(
+        rollout.trajectories, advantage, admitted.plan, config.train.ratio_clip
+    )
+    balanced = [balanced_routing(batch, config.model.num_experts) for batch in micro_batches]
+    first = trainer.step(balanced, loss, routing="foreign")
+    repeats = [
+        trainer.step(balanced, loss, routing="foreign") for _ in range(config.compare.num_repeats)
+    ]
+    return Measurement(
+        window=rollout.window.window_id,
+        policy=IDEAL,
+        tps=[step.tps for step in repeats],
+        window_seconds=0.0,
+        exposed=0.0,
+        commit_seconds=0.0,
+        moved_experts=0,
+        moved_mb=0.0,
+        rows=admitted.plan.rows.num_rows,
+        joint_cost=0.0,
+        rank_max_over_mean=1.0,
+        loss=first.loss,
+        loss_magnitude=first.loss_magnitude,
+    )
+
+
+def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
+    """Give position i the experts i*top_k .. i*top_k + top_k - 1, modulo the number of experts."""
+    num_layers, num_positions, top_k = batch.routed.shape
+    ids = torch.arange(num_positions * top_k).view(num_positions, top_k) % num_experts
+    return replace(batch, routed=ids.expand(num_layers, -1, -1).contiguous(), counts=None)
+
+
+def _commit_untimed(session: Session, placement: Placement, window_id: int) -> None:
+    commit(
+        session.trainer.layout,
+        session.trainer.state,
+        placement,
+        base_version=session.trainer.layout.version,
+        window_id=window_id,
+        digest="carried placement",
+    )
+
+
+def _max_over_mean(rollout: SealedRollout, admitted: Admitted) -> float:
+    load = rank_load(rollout.window.expert_load, admitted.plan.placement)
+    return float((load.max(axis=1) / load.mean(axis=1)).mean())
+
+
+@torch.no_grad()
+def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float]:
+    """Mean rank max/mean of the same tokens with the routers' skew taken off, and with it."""
+    routers = [layer.router for layer in session.trainer.layout.layers.values()]
+    identity = Placement.identity(
+        rollout.window.num_layers, rollout.window.num_experts, session.config.ranks.ep
+    )
+    biases = [router.expert_bias.clone() for router in routers]
+    for router in routers:
+        router.expert_bias.zero_()
+    without = _routed_load(session, rollout)
+    for router, bias in zip(routers, biases):
+        router.expert_bias.copy_(bias)
+    ratios = []
+    for load in (without, rollout.window.expert_load):
+        ranks = rank_load(load, identity)
+        ratios.append(float((ranks.max(axis=1) / ranks.mean(axis=1)).mean()))
+    return ratios[0], ratios[1]
+
+
+def _routed_load(session: Session, rollout: SealedRollout) -> np.ndarray:
+    """`[layer, expert]` tokens that the trainer's own routers choose for the window's tokens."""
+    trainer = session.trainer
+    plan = admit(session.config, trainer, rollout.window, "off", PlannerCalls()).plan
+    zeros = np.zeros(len(rollout.trajectories))
+    micro_batches, _ = grpo_step_inputs(rollout.trajectories, zeros, plan, 0.2)
+    counts: dict[int, torch.Tensor] = {}
+    hooks = []
+    for number, layer in trainer.layout.layers.items():
+        counts[number] = torch.zeros(trainer.layout.num_experts, dtype=torch.int64)
+
+        def add(router, args, output, total=counts[number]):
+            total += output[1].sum(dim=0)
+
+        hooks.append(layer.router.register_forward_hook(add, prepend=True))
+    for batch in micro_batches:
+        trainer.ddp(
+            batch.tokens,
+            batch.position_ids,
+            None,
+            labels=batch.labels,
+            packed_seq_params=batch.packed,
+        )
+    for hook in hooks:
+        hook.remove()
+    total = torch.stack(list(counts.values()))
+    dist.all_reduce(total)
+    return total.numpy()
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """Busy CPU seconds of the machine, and of this rank."""
+    busy = psutil.cpu_times()
+    mine = psutil.Process().cpu_times()
+    return busy.user + busy.system, mine.user + mine.system
+
+
+def _other_load(before: tuple[float, float], elapsed: float) -> float:
+    """Cores that something other than the ranks kept busy, on average."""
+    busy, mine = _cpu_seconds()
+    own = torch.tensor(mine - before[1], dtype=torch.float64)
+    dist.all_reduce(own)
+    return max(0.0, (busy - before[0] - own.item()) / elapsed)

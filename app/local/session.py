@@ -1,0 +1,57 @@
+"""What every rank of the embedded trainer opens before its first window."""
+
+from __future__ import annotations
+
+import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from app.config import RunConfig
+from app.local.engine import EmbeddedEngine
+from app.local.model import build_hf
+from app.local.trainer import LocalTrainer
+from app.local.warmup import starting_weights
+from planner.placement import Placement
+from planner.policy import make_plan
+from planner.window import Window
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """The sampler and the trainer of one rank, at the same weights."""
+
+    config: RunConfig
+    engine: EmbeddedEngine
+    trainer: LocalTrainer
+
+
+def open_session(config: RunConfig, weights: str, **megatron_changes) -> Session:
+    """Build both engines, load `weights` into them, and compile the planner on rank 0."""
+    hf = build_hf(config.model, config.routing_skew, config.seed)
+    hf.load_state_dict(starting_weights(weights))
+    trainer = LocalTrainer(config, **megatron_changes)
+    trainer.bridge.load(hf.state_dict())
+    if dist.get_rank() == 0:
+        compile_planner(config)
+    dist.barrier()
+    return Session(config=config, engine=EmbeddedEngine(hf, config.seed), trainer=trainer)
+
+
+def compile_planner(config: RunConfig) -> None:
+    """Plan one small window, so that just-in-time compilation is not timed as planning."""
+    model, topology = config.model, config.topology
+    num = 4 * topology.num_dp_slots
+    rows = np.full(num, topology.capacity // 3)
+    shape = (num, len(model.moe_layers), model.num_experts)
+    demand = np.zeros(shape, np.int32)
+    demand[..., : model.top_k] = rows[:, None, None]
+    window = Window(
+        window_id=0, length=rows + 1, routed_rows=rows, demand=demand, top_k=model.top_k
+    )
+    identity = Placement.identity(shape[1], shape[2], topology.num_ep_ranks)
+    options = config.planner_options(budget_seconds=0.01)
+    for policy in ("off", "base", "full"):
+        make_plan(window, topology, config.cost, identity, policy, options)

@@ -1,0 +1,56 @@
+"""`routepack train`: the embedded trainer under one policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from app.config import RunConfig
+from app.figures import write_figures
+from app.local.ranks import run_ranks
+from app.local.train import summary, train_rank
+from app.local.warmup import ensure_warm
+from app.progress import print_table
+from rollout_hooks.admission import PlannerCalls
+
+
+def train(
+    config: RunConfig,
+    policy: str,
+    output: Path,
+    json_path: str | None = None,
+    num_windows: int | None = None,
+    calls: PlannerCalls | None = None,
+) -> dict[str, float]:
+    """Train, print one line per window and a summary, write wandb, JSONL, PNG; return figures."""
+    if num_windows is not None:
+        config = replace(config, train=replace(config.train, num_windows=num_windows))
+    output.mkdir(parents=True, exist_ok=True)
+    weights = ensure_warm(config)
+    history = run_ranks(
+        train_rank, config, policy, str(weights), str(output), calls or PlannerCalls()
+    )
+    figures = summary(policy, history)
+    write_figures(json_path, "train", figures, details={"policy": policy, "windows": history})
+    header = ("window", "reward", "TPS", "window s", "exposed ms", "rows", "J/B", "moved", "loss")
+    rows = [
+        [
+            str(i),
+            f"{m['reward']:.3f}",
+            f"{m['tps']:,.0f}",
+            f"{m['window_seconds']:.2f}",
+            f"{m['exposed_ms']:.0f}",
+            f"{m['plan/rows']:.0f}",
+            f"{m['plan/J1_over_B']:.3f}",
+            f"{m['place/moved_experts']:.0f}",
+            f"{m['loss']:+.4f}",
+        ]
+        for i, m in enumerate(history)
+    ]
+    print_table(f"{config.name}, policy {policy}", header, rows)
+    print(
+        f"TPS {figures['train.tps']:,.0f} (token-weighted), reward "
+        f"{figures['train.reward_first']:.3f} -> {figures['train.reward_last']:.3f}, fallbacks "
+        f"{figures['train.fallback']:.0f}; metrics, wandb files and picture in {output}"
+    )
+    return figures
