@@ -2,14 +2,16 @@
 
 Johnson and Garey's five phases: a bin for each item above C/2; from the fullest bin on, the largest
 item of (C/3, C/2] that fits; backwards, into bins without one, the smallest and the largest fitting
-item of (C/6, C/3]; forwards, whatever still fits, largest first; FFD on the rest. The number of
-bins is raised to a multiple of D by taking single items off the most populated bins; bin k goes to
+item of (C/6, C/3]; forwards, whatever still fits, largest first; the rest, largest first, into the
+least full of the bins opened for it, where NeMo-RL departs from FFD. The number of bins is raised to a multiple of D by taking single items off the most populated bins; bin k goes to
 DP slot k mod D.
 Peer: NeMo-RL `nemo_rl/data/packing/algorithms.py` and `distributed/batched_data_dict.py`. NeMo-RL
 refuses a trajectory longer than C, here it gets a bin of its own.
 """
 
 from __future__ import annotations
+
+from bisect import insort
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,14 +65,13 @@ def modified_ffd(length: NDArray[np.integer], capacity: int) -> list[list[int]]:
     for k in range(len(bins)):
         while _take_first_that_fits(left, k, bins, room, size):
             pass
+    rest: list[tuple[int, list[int]]] = []  # (tokens, members), least full first
     for i in left:
-        k = next((k for k in range(len(large), len(bins)) if size[i] <= room[k]), len(bins))
-        if k == len(bins):
-            bins.append([])
-            room.append(capacity)
-        bins[k].append(i)
-        room[k] -= size[i]
-    return bins
+        tokens, members = 0, []
+        if rest and rest[0][0] + size[i] <= capacity:
+            tokens, members = rest.pop(0)
+        insort(rest, (tokens + size[i], [*members, i]), key=lambda new: new[0])
+    return bins + [members for _, members in rest]
 
 
 def _take_first_that_fits(
