@@ -3,8 +3,9 @@
 Johnson and Garey's five phases: a bin for each item above C/2; from the fullest bin on, the largest
 item of (C/3, C/2] that fits; backwards, into bins without one, the smallest and the largest fitting
 item of (C/6, C/3]; forwards, whatever still fits, largest first; the rest, largest first, into the
-least full of the bins opened for it, where NeMo-RL departs from FFD. The number of bins is raised to a multiple of D by taking single items off the most populated bins; bin k goes to
-DP slot k mod D.
+least full of the bins opened for it, where NeMo-RL departs from FFD. The number of bins is raised
+to a multiple of D by taking single items off the most populated bins; bin k goes to DP slot
+k mod D.
 Peer: NeMo-RL `nemo_rl/data/packing/algorithms.py` and `distributed/batched_data_dict.py`. NeMo-RL
 refuses a trajectory longer than C, here it gets a bin of its own.
 """
@@ -67,7 +68,7 @@ def modified_ffd(length: NDArray[np.integer], capacity: int) -> list[list[int]]:
             pass
     rest: list[tuple[int, list[int]]] = []  # (tokens, members), least full first
     for i in left:
-        tokens, members = 0, []
+        tokens, members = 0, list[int]()
         if rest and rest[0][0] + size[i] <= capacity:
             tokens, members = rest.pop(0)
         insort(rest, (tokens + size[i], [*members, i]), key=lambda new: new[0])
