@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.bin_slack import minimum_bin_slack
-from planner.packing import best_fit_decreasing, cells_lower_bound, first_fit_decreasing
+from planner.packing import best_fit_decreasing, cells_lower_bound, first_fit, first_fit_decreasing
 from planner.topology import Topology
 
 
@@ -44,15 +44,20 @@ def most_rows(num_trajectories: int, topology: Topology) -> int:
     return rows - rows % topology.row_multiple
 
 
+def _arrival_fit(length: np.ndarray, capacity: int, enough: int) -> tuple[np.ndarray, int]:
+    """slime's packing, so that R_min never exceeds it."""
+    return first_fit(length, np.arange(len(length)), capacity)
+
+
 def _best_fit(length: np.ndarray, capacity: int, enough: int) -> tuple[np.ndarray, int]:
     return best_fit_decreasing(length, capacity)
 
 
 def row_count(length: np.ndarray, topology: Topology) -> RowCount:
-    """R_min for length [trajectory]: FFD, then BFD and minimum bin slack while the bound is missed."""
+    """R_min for length [trajectory]: FFD; first fit, BFD and bin slack while the bound is missed."""
     bound = rows_of_cells(cells_lower_bound(length, topology.capacity), topology)
     cell, num_cells = first_fit_decreasing(length, topology.capacity)
-    for pack in (_best_fit, minimum_bin_slack):
+    for pack in (_arrival_fit, _best_fit, minimum_bin_slack):
         if rows_of_cells(num_cells, topology) == bound:
             break
         other, fewer = pack(length, topology.capacity, bound * topology.num_dp_slots)
