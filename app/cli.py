@@ -14,7 +14,7 @@ POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; wrong input ends with one clear line and exit code 2, a failed run with 1."""
+    """Run one command; wrong input ends with a clear line and exit code 2, a failed run with 1."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")

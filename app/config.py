@@ -296,8 +296,10 @@ def _cost_from_operations(model: ModelConfig, capacity: int) -> CostModel:
     projections = h * d * (2 * model.num_attention_heads + 2 * model.num_query_groups)
     pair = d * model.num_attention_heads  # causal: 2 products over t/2 positions
     num_moe = len(model.moe_layers)
-    dense_ffn = 3 * h * (
-        model.num_dense_layers * model.ffn_hidden_size + num_moe * model.moe_ffn_hidden_size
+    dense_ffn = (
+        3
+        * h
+        * (model.num_dense_layers * model.ffn_hidden_size + num_moe * model.moe_ffn_hidden_size)
     )
     layers = model.num_layers
     return CostModel(

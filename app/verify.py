@@ -47,7 +47,12 @@ def verify(config: RunConfig, json_path: str | None = None) -> bool:
         for name, ok in passed.items()
     ]
     rows += [
-        [f"control: {name}", "noticed" if caught else "missed", "noticed", "ok" if caught else "FAILED"]
+        [
+            f"control: {name}",
+            "noticed" if caught else "missed",
+            "noticed",
+            "ok" if caught else "FAILED",
+        ]
         for name, caught in result.controls.items()
     ]
     title = f"{config.name}: {config.ranks.world} ranks, EP {config.ranks.ep}, fp32, clip 0"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from planner.placement import Placement
 
+from planner.placement import Placement
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
 from train_hooks.pieces import Piece, moved_slots, optimizer_pieces, parameter_pieces

@@ -47,8 +47,8 @@ class ExpertState:
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer, layout: ExpertLayout):
         self.model_chunks = list(model_chunks)
         self.parameters = {n: expert_parameters(layer) for n, layer in layout.layers.items()}
-        self._buffer_of = {
-            param: (buffer, start, buffer.buckets[bucket])
+        self._address = {
+            param: (start, buffer.buckets[bucket])
             for chunk in model_chunks
             for buffer in chunk.expert_parallel_buffers
             for param, (start, _, bucket) in buffer.param_index_map.items()
@@ -81,7 +81,7 @@ class ExpertState:
 
     def owners(self, param: nn.Parameter) -> Iterator[tuple[int, int, int]]:
         """Yield (EDP rank, start, stop): who owns which flat range in its optimizer shard."""
-        buffer, param_start, bucket = self._buffer_of[param]
+        param_start, bucket = self._address[param]
         shard = bucket.grad_data.numel() // self.num_edp_ranks
         for rank in range(self.num_edp_ranks):
             low = max(param_start, bucket.offset + rank * shard)
@@ -97,7 +97,7 @@ class ExpertState:
         """
         if self.optimizer is None:
             return ()
-        first = next(iter(self._buffer_of))
+        first = next(iter(self._address))
         main = () if first.dtype == torch.float32 else ("param",)
         has_moments = any("exp_avg" in state for state in self.optimizer.optimizer.state.values())
         return main + (("exp_avg", "exp_avg_sq") if has_moments else ())

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from planner.placement import Placement
 from torch import nn
 
+from planner.placement import Placement
 from train_hooks.moe_layers import moe_layers
 from train_hooks.router_seam import RouterSeam
 

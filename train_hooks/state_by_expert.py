@@ -25,7 +25,9 @@ def state_by_expert(layout: ExpertLayout, state: ExpertState) -> dict[ExpertKey,
             expert = layout.logical_expert(number, state.ep_rank, local_index)
             for matrix, param in zip(MATRICES, params):
                 key = (number, expert, matrix)
-                mine.append(((*key, "parameter", state.edp_rank), 0, param.data.reshape(-1).clone()))
+                mine.append(
+                    ((*key, "parameter", state.edp_rank), 0, param.data.reshape(-1).clone())
+                )
                 for owner, low, high in state.owners(param):
                     if owner != state.edp_rank:
                         continue

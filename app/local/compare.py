@@ -179,9 +179,7 @@ def _measure(
     return measurement, trainer.layout.placement(), stepped
 
 
-def _measure_ideal(
-    session: Session, snapshot: Snapshot, rollout: SealedRollout
-) -> Measurement:
+def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
     """Time the rows of `off` with every expert used equally often; captured routing is ignored."""
     trainer, config = session.trainer, session.config
     restore(trainer, snapshot)

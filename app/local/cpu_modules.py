@@ -61,7 +61,7 @@ class PackedAttention(MegatronModule):
 
 
 class GroupedLinear(torch.nn.Module):
-    """The surface of Transformer Engine's GroupedLinear: weight0.., forward(x, splits) -> (y, None)."""
+    """Transformer Engine's GroupedLinear by its surface: weight0.., forward(x, splits)."""
 
     partition_dim: int
 

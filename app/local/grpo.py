@@ -69,7 +69,9 @@ def policy_loss(
             "loss_magnitude": terms.detach().double().abs().sum() / num_tokens,
             "max_log_prob_difference": (
                 (log_probs.detach() - batch.targets["old_log_probs"]) * mask
-            ).abs().max(),
+            )
+            .abs()
+            .max(),
             "num_clipped": ((ratio.detach() != clipped.detach()) * mask).sum(),
         }
         return terms.sum() / num_tokens, metrics

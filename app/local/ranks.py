@@ -66,11 +66,12 @@ def _rank_main(rank: int, folder: str, function, config: RunConfig, args: tuple)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
-    import app.local.cpu_megatron  # noqa: F401  before megatron
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    import app.local.cpu_megatron  # noqa: F401  before megatron
 
     torch.set_num_threads(1)
     dist.init_process_group(

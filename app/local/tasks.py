@@ -1,8 +1,8 @@
 """Two families of verifiable tasks with different tokens and long-tailed lengths.
 
-spell: go through the alphabet from a letter for a number of steps. sort: write a string of digits in
-ascending order. Both answers end with EOS; their lengths are lognormal, and a policy that stops too
-early or too late loses reward.
+spell: go through the alphabet from a letter for a number of steps. sort: write a string of digits
+in ascending order. Both answers end with EOS; their lengths are lognormal, and a policy that stops
+too early or too late loses reward.
 """
 
 from __future__ import annotations

@@ -199,9 +199,7 @@ def random_placement(like: Placement, seed: int) -> Placement:
     )
 
 
-def foreign_routing(
-    batches: Sequence[MicroBatch], num_experts: int, seed: int
-) -> list[MicroBatch]:
+def foreign_routing(batches: Sequence[MicroBatch], num_experts: int, seed: int) -> list[MicroBatch]:
     """The same micro-batches with random, valid expert ids that no router would choose."""
     generator = torch.Generator().manual_seed(seed)
     changed = []
@@ -215,7 +213,7 @@ def foreign_routing(
 
 
 def _num_wrong_counts(session: Session, batches, loss, routing: str) -> float:
-    """Experts, over rows and layers of all ranks, that got another token count than `batches` say."""
+    """Experts, over rows, layers and ranks, whose token count is not what `batches` say."""
     trainer = session.trainer
     for seam in trainer.layout.seams.values():
         seam.received_counts = []

@@ -113,5 +113,3 @@ def _supervised_batch(config: RunConfig, rng: np.random.Generator):
         }
 
     return batch, loss
-
-
