@@ -349,7 +349,13 @@ def anneal(
         else:
             dense_b = dense_cost(problem, layout, row_shard_b)
             peak_a, peak_b = exchange_peak_sums(
-                layout.load[row_shard_a], layout.load[row_shard_b], leaving, entering, problem.ranks
+                layout.load[row_shard_a],
+                layout.load[row_shard_b],
+                leaving,
+                entering,
+                problem.ranks,
+                problem.limit,
+                problem.guarded,
             )
             row_cost_a = dense_a + peak_a * problem.unit
             row_cost_b = dense_b + peak_b * problem.unit

@@ -48,6 +48,11 @@ class PlannerOptions:
     """Wall time of one search; None: no limit (then give budget_proposals)."""
     budget_proposals: int | None = None
     """Proposals of one search over all threads; deterministic when budget_seconds is None."""
+    max_rank_tokens: int | None = None
+    """Memory guard: routed tokens that an EP rank should receive at most in one row and layer."""
+    copy_weight: float = 0.0
+    """Weight of the busiest rank's deduplicated token copies (1: as dear as its expert work); needs
+    token-level routing (`schedule(copies=...)`)."""
     num_threads: int = 2
     seed: int = 0
     shard_size: int = 8
@@ -65,8 +70,8 @@ class PlannerOptions:
                 raise ValueError(
                     f"PlannerOptions.{name}: got {getattr(self, name)!r}, expected one of {choices}"
                 )
-        for name in ("num_threads", "shard_size"):
-            if getattr(self, name) < 1:
+        for name in ("num_threads", "shard_size", "max_rank_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(
                     f"PlannerOptions.{name}: got {getattr(self, name)}, expected at least 1"
                 )
@@ -74,7 +79,14 @@ class PlannerOptions:
             raise ValueError(
                 "PlannerOptions: budget_seconds and budget_proposals are both None; give one"
             )
-        for name in ("budget_seconds", "budget_proposals", "cv_target", "max_moves", "max_mb"):
+        for name in (
+            "budget_seconds",
+            "budget_proposals",
+            "cv_target",
+            "max_moves",
+            "max_mb",
+            "copy_weight",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"PlannerOptions.{name}: got {value}, expected at least 0")

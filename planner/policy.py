@@ -6,6 +6,8 @@ placement, reschedule only the rows, full both (Section 4.2).
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.cost import CostModel
 from planner.options import POLICIES, PlannerOptions
 from planner.placement import Placement
@@ -37,10 +39,14 @@ def make_plan(
     carried: Placement,
     policy: str,
     options: PlannerOptions,
+    copies: np.ndarray | None = None,
 ) -> Plan:
-    """Places, schedules and reports one window; the plan passes `Plan.validate`."""
+    """Places, schedules and reports one window; the plan passes `Plan.validate`.
+
+    copies are those of `schedule`; they must belong to the placement that `place` returns.
+    """
     placed = place(window, topology, carried, policy, options)
-    scheduled = schedule(window, topology, cost, placed.placement, policy, options)
+    scheduled = schedule(window, topology, cost, placed.placement, policy, options, copies)
     return assemble_plan(window, topology, cost, carried, policy, options, placed, scheduled)
 
 

@@ -19,8 +19,9 @@ from planner.cost import CostModel
 from planner.rows import Rows
 from planner.topology import Topology
 
-NOBODY = -1
-"""Index of the all-zero trajectory, which stands for the empty side of a relocation."""
+NO_LIMIT = 2**31 - 1
+GUARD_WEIGHT = 16
+"""Tokens of cost for each token above the memory guard's limit."""
 
 
 class Problem(NamedTuple):
@@ -51,6 +52,10 @@ class Problem(NamedTuple):
     num_rows: int
     ranks: tuple
     """P zeros."""
+    limit: int
+    """Most routed tokens that one rank should receive in a row and layer (memory guard)."""
+    guarded: int
+    """Flat length of the part of `demand` that the limit holds for; communication lies behind it."""
 
 
 class Layout(NamedTuple):
@@ -96,9 +101,26 @@ def flatten_demand(q: np.ndarray) -> np.ndarray:
 
 
 def problem_of(
-    length: np.ndarray, q: np.ndarray, num_rows: int, topology: Topology, cost: CostModel
+    length: np.ndarray,
+    q: np.ndarray,
+    num_rows: int,
+    topology: Topology,
+    cost: CostModel,
+    *,
+    copies: np.ndarray | None = None,
+    copy_weight: float = 0.0,
+    limit: int | None = None,
 ) -> Problem:
-    """The search problem of length [trajectory] and q [trajectory, layer, EP rank]."""
+    """The search problem of length [trajectory] and q [trajectory, layer, EP rank].
+
+    Args: copies [trajectory, layer, EP rank] deduplicated token copies, charged copy_weight times the
+    peak of a row; limit: routed tokens a rank should receive at most in a row and layer.
+    """
+    demand = flatten_demand(q)
+    guarded = demand.shape[1]
+    if copies is not None and copy_weight > 0:
+        weighted = np.rint(copies * copy_weight).astype(np.int32)
+        demand = np.concatenate([demand, flatten_demand(weighted)], axis=1)
     padded = np.append(np.asarray(length, np.float64), 0.0)
     by_length = np.argsort(-padded[:-1], kind="stable")
     place = np.empty_like(by_length)
@@ -107,7 +129,7 @@ def problem_of(
     return Problem(
         length=padded,
         pairs=(padded / topology.capacity) ** 2,
-        demand=flatten_demand(q),
+        demand=demand,
         alpha=cost.alpha / topology.capacity,
         beta=cost.beta,
         shard_start=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -118,6 +140,8 @@ def problem_of(
         unit=1.0 / (topology.capacity * topology.ep_groups_per_shard),
         num_rows=num_rows,
         ranks=(0,) * topology.num_ep_ranks,
+        limit=NO_LIMIT if limit is None else min(NO_LIMIT, limit * topology.ep_groups_per_shard),
+        guarded=guarded,
     )
 
 
@@ -180,7 +204,7 @@ def rebuild(problem, layout):
     for row_shard in range(layout.row_cost.shape[0]):
         dense = dense_cost(problem, layout, row_shard)
         layout.dense[row_shard] = dense
-        peak = peak_sum(layout.load[row_shard], problem.ranks)
+        peak = peak_sum(layout.load[row_shard], problem.ranks, problem.limit, problem.guarded)
         layout.row_cost[row_shard] = dense + peak * problem.unit
         layout.shard_cost[row_shard % num_shards] += layout.row_cost[row_shard]
 
@@ -211,29 +235,33 @@ def dense_cost(problem, layout, row_shard):
 
 
 @numba.njit(cache=True, nogil=True)
-def peak_sum(load, ranks):
-    """sum_l max_p of one flat load."""
+def peak_sum(load, ranks, limit, guarded):
+    """sum_l max_p of one flat load, plus GUARD_WEIGHT for each token of a peak above the limit."""
     num_ranks = len(ranks)
     lanes = 8 if num_ranks <= 16 else 1
     total = 0
     for base in range(0, load.shape[0], num_ranks * lanes):
+        allowed = limit if base < guarded else NO_LIMIT
         for lane in range(lanes):
             peak = load[base + lane]
             for rank in range(1, num_ranks):
                 peak = max(peak, load[base + rank * lanes + lane])
-            total += peak
+            total += peak + GUARD_WEIGHT * max(0, peak - allowed)
     return total
 
 
 @numba.njit(cache=True, nogil=True)
-def exchange_peak_sums(load_a, load_b, leaving, entering, ranks):
+def exchange_peak_sums(load_a, load_b, leaving, entering, ranks, limit, guarded):
     """peak_sum of (load_a - leaving + entering) and of (load_b + leaving - entering), in one pass."""
     num_ranks = len(ranks)
+    weight = np.int32(GUARD_WEIGHT)
+    zero = np.int32(0)
     total_a = 0
     total_b = 0
     if num_ranks <= 16:
         for block in range(load_a.shape[0] // (num_ranks * 8)):
             base = block * num_ranks * 8
+            allowed = np.int32(limit if base < guarded else NO_LIMIT)
             for lane in range(8):
                 change = entering[base + lane] - leaving[base + lane]
                 peak_a = load_a[base + lane] + change
@@ -243,11 +271,12 @@ def exchange_peak_sums(load_a, load_b, leaving, entering, ranks):
                     change = entering[k] - leaving[k]
                     peak_a = max(peak_a, load_a[k] + change)
                     peak_b = max(peak_b, load_b[k] - change)
-                total_a += peak_a
-                total_b += peak_b
+                total_a += peak_a + weight * max(zero, peak_a - allowed)
+                total_b += peak_b + weight * max(zero, peak_b - allowed)
         return total_a, total_b
     for layer in range(load_a.shape[0] // num_ranks):
         base = layer * num_ranks
+        allowed = np.int32(limit if base < guarded else NO_LIMIT)
         change = entering[base] - leaving[base]
         peak_a = load_a[base] + change
         peak_b = load_b[base] - change
@@ -256,15 +285,17 @@ def exchange_peak_sums(load_a, load_b, leaving, entering, ranks):
             change = entering[k] - leaving[k]
             peak_a = max(peak_a, load_a[k] + change)
             peak_b = max(peak_b, load_b[k] - change)
-        total_a += peak_a
-        total_b += peak_b
+        total_a += peak_a + weight * max(zero, peak_a - allowed)
+        total_b += peak_b + weight * max(zero, peak_b - allowed)
     return total_a, total_b
 
 
-def peak_sum_reference(load: np.ndarray, num_ranks: int) -> int:
+def peak_sum_reference(load: np.ndarray, num_ranks: int, limit: int, guarded: int) -> int:
     """Plain numpy twin of `peak_sum`."""
     lanes = lanes_of(num_ranks)
-    return int(load.reshape(-1, num_ranks, lanes).max(axis=1).sum())
+    peaks = load.reshape(-1, num_ranks, lanes).max(axis=1).astype(np.int64)
+    above = np.maximum(0, peaks[: guarded // (num_ranks * lanes)] - limit)
+    return int(peaks.sum() + GUARD_WEIGHT * above.sum())
 
 
 def exchange_peak_sums_reference(
@@ -273,12 +304,14 @@ def exchange_peak_sums_reference(
     leaving: np.ndarray,
     entering: np.ndarray,
     num_ranks: int,
+    limit: int,
+    guarded: int,
 ) -> tuple[int, int]:
     """Plain numpy twin of `exchange_peak_sums`."""
     change = entering - leaving
     return (
-        peak_sum_reference(load_a + change, num_ranks),
-        peak_sum_reference(load_b - change, num_ranks),
+        peak_sum_reference(load_a + change, num_ranks, limit, guarded),
+        peak_sum_reference(load_b - change, num_ranks, limit, guarded),
     )
 
 

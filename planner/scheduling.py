@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.base_rows import dp_local_ffd
+from planner.communication import traffic
 from planner.cost import CostModel
 from planner.global_rows import global_ffd_rows
 from planner.options import SEARCHES_ROWS, PlannerOptions, check_policy, check_sizes
@@ -48,8 +49,12 @@ def schedule(
     placement: Placement,
     policy: str,
     options: PlannerOptions,
+    copies: np.ndarray | None = None,
 ) -> RowsResult:
     """The rows of a window under a fixed placement; the GIL is free during the search.
+
+    copies [trajectory, layer, EP rank] are deduplicated token copies (`communication.fan_out`) of
+    this placement; they are reported, and enter the search with `options.copy_weight`.
 
     Trajectories that cannot be run without an empty cell are dropped in whole trailing groups, or
     refused with ValueError, as `options.too_few` says.
@@ -69,16 +74,38 @@ def schedule(
         "rows_certified": float(counted.certified),
     }
     if policy in SEARCHES_ROWS:
-        rows, more = _search(length, window.window_id, q, counted, topology, cost, options)
+        if copies is not None:
+            copies = copies[:num_kept]
+        rows, more = _search(length, window.window_id, q, counted, topology, cost, options, copies)
         figures |= more
     else:
         rows = _fixed_rows(length, window.window_id, counted, topology, cost, policy, options)
     report = _row_figures(length, q, rows, topology, cost) | figures
+    peak, above = rank_token_peak(q, rows, topology, options.max_rank_tokens)
+    report["rank_tokens_max"] = float(peak)
+    report["rank_tokens_above_limit"] = float(above)
+    if copies is not None:
+        report["copy_remote"] = (found := traffic(copies, rows, topology)).remote
+        report["copy_peak"], report["copy_efficiency"] = found.peak, found.efficiency
     report["dropped"] = float(num_dropped)
     if num_dropped:
         cell = np.concatenate([rows.cell, np.full(num_dropped, -1, np.int32)])
         rows = Rows(cell=cell, num_rows=rows.num_rows, num_dp_slots=rows.num_dp_slots)
     return RowsResult(rows=rows, report=report, seconds=time.perf_counter() - start)
+
+
+def rank_token_peak(
+    q: np.ndarray, rows: Rows, topology: Topology, limit: int | None
+) -> tuple[int, int]:
+    """Most routed tokens that one EP rank receives in a row and layer, and how often above `limit`."""
+    peak = above = 0
+    for slots in topology.edp_shards:
+        for row in range(rows.num_rows):
+            members = np.concatenate([rows.trajectories(row, slot) for slot in slots])
+            load = -(-q[members].sum(axis=0, dtype=np.int64) // topology.ep_groups_per_shard)
+            peak = max(peak, int(load.max(initial=0)))
+            above += int((load > limit).sum()) if limit is not None else 0
+    return peak, above
 
 
 def _check_long(window: Window, topology: Topology, options: PlannerOptions) -> None:
@@ -131,6 +158,7 @@ def _search(
     topology: Topology,
     cost: CostModel,
     options: PlannerOptions,
+    copies: np.ndarray | None,
 ) -> tuple[Rows, dict[str, float]]:
     """Joint rescheduling at a fixed number of rows (Section 4).
 
@@ -146,7 +174,16 @@ def _search(
             fixed = _fixed_rows(length, window_id, counted, topology, cost, policy, options)
             others.append(fixed)
     first = global_ffd_rows(length, topology, counted, num_rows)
-    problem = problem_of(length, q, num_rows, topology, cost)
+    problem = problem_of(
+        length,
+        q,
+        num_rows,
+        topology,
+        cost,
+        copies=copies,
+        copy_weight=options.copy_weight,
+        limit=options.max_rank_tokens,
+    )
     search = pair_anneal if options.engine == "pair_anneal" else population_annealing
     seeds = [first, *(rows for rows in others if rows.num_rows == num_rows)]
     found = search(
@@ -159,9 +196,7 @@ def _search(
     )
     rows = rows_of(found.cell, problem, topology)
     initial = score_rank_demand(length, q, first, topology, cost)
-    if score_rank_demand(length, q, rows, topology, cost).key > initial.key:
-        rows = first  # equal but for rounding
-    if options.rows == "makespan":
+    if options.rows == "makespan" and not (options.max_rank_tokens or options.copy_weight):
         rows = _fastest([rows, *others], length, q, topology, cost, options)
     final = score_rank_demand(length, q, rows, topology, cost)
     bound = initial.lower_bound

@@ -12,6 +12,7 @@ from planner.pair_anneal import pair_anneal
 from planner.pair_start import pair_cells, paired_peak_sum
 from planner.placement import Placement
 from planner.rescore import (
+    NO_LIMIT,
     cells_from_internal,
     cells_to_internal,
     exchange_peak_sums,
@@ -76,11 +77,13 @@ def test_peak_kernels_equal_their_references(num_ranks, num_layers, seed):
     rng = np.random.default_rng(seed)
     vectors = flatten_demand(rng.integers(0, 1000, (4, num_layers, num_ranks)).astype(np.int32))
     ranks = (0,) * num_ranks
-    assert peak_sum(vectors[0], ranks) == peak_sum_reference(vectors[0], num_ranks)
-    assert exchange_peak_sums(*vectors[:4], ranks) == exchange_peak_sums_reference(
-        *vectors[:4], num_ranks
-    )
-    both = peak_sum_reference(vectors[0] + vectors[1], num_ranks)
+    guarded = vectors.shape[1] // 2 // (8 * num_ranks) * 8 * num_ranks
+    for limit, part in ((NO_LIMIT, vectors.shape[1]), (900, vectors.shape[1]), (900, guarded)):
+        expected = peak_sum_reference(vectors[0], num_ranks, limit, part)
+        assert peak_sum(vectors[0], ranks, limit, part) == expected
+        exchanged = exchange_peak_sums(*vectors[:4], ranks, limit, part)
+        assert exchanged == exchange_peak_sums_reference(*vectors[:4], num_ranks, limit, part)
+    both = peak_sum_reference(vectors[0] + vectors[1], num_ranks, NO_LIMIT, 0)
     assert paired_peak_sum(vectors[0], vectors[1], ranks) == both
 
 
