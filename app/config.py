@@ -131,6 +131,8 @@ class RolloutConfig:
     """Trajectories sampled per prompt."""
     max_new_tokens: int = Field(default=128, ge=1)
     """Longest response in tokens."""
+    capture: bool = True
+    """Ask the engine for routed experts; without them demand can only be estimated."""
     missing_capture: Literal["error", "estimate"] = "error"
     """What to do about a trajectory without usable routed experts."""
 

@@ -54,7 +54,8 @@ def sample_window(
     tasks = [draw_task(config.tasks, rng) for _ in range(num_local)]
     engine.generator.manual_seed(int(rng.integers(2**62)))
     repeated = [(g, task) for g, task in enumerate(tasks) for _ in range(rollout.group_size)]
-    responses = engine.generate([task.prompt for _, task in repeated], rollout.max_new_tokens)
+    prompts = [task.prompt for _, task in repeated]
+    responses = engine.generate(prompts, rollout.max_new_tokens, rollout.capture)
     mine = []
     for index, ((g, task), response) in enumerate(zip(repeated, responses)):
         trajectory = from_response(

@@ -1,0 +1,80 @@
+"""A rank that dies ends the job clearly and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import yaml
+from conftest import ROOT
+
+pytestmark = pytest.mark.ranks
+
+RUN = {
+    "name": "killed",
+    "model": {"hidden_size": 32, "head_dim": 16, "ffn_hidden_size": 64, "moe_ffn_hidden_size": 24},
+    "tasks": {"length_median": 8.0, "length_max": 24},
+    "rollout": {"num_groups": 4, "group_size": 4, "max_new_tokens": 24},
+    "planner": {"capacity": 96, "budget_seconds": 0.02},
+    "warmup": {"num_steps": 0},
+    "wandb": {"mode": "disabled"},
+}
+
+
+def start_training(folder):
+    (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
+    command = [sys.executable, "-m", "app.cli", "train", "--config", "run.yaml"]
+    command += ["--policy", "full", "--windows", "2000", "--output", "out"]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def training_ranks(job, folder) -> list[psutil.Process]:
+    """The two rank processes, once the second spawn (training, after warm-up) computes."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert job.poll() is None, job.stdout.read()
+        children = psutil.Process(job.pid).children(recursive=True)
+        ranks = [p for p in children if "spawn_main" in " ".join(p.cmdline())]
+        warm = list((folder / "runs" / "warmup").glob("*.safetensors"))
+        if warm and len(ranks) == 2 and all(p.cpu_times().user > 8 for p in ranks):
+            return ranks
+        time.sleep(0.5)
+    raise AssertionError("the ranks did not start training")
+
+
+def wait_until_gone(processes, seconds: float) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return alive
+
+
+def test_killing_a_rank_ends_the_job_clearly_and_without_orphans(tmp_path):
+    job = start_training(tmp_path)
+    ranks = training_ranks(job, tmp_path)
+    everyone = psutil.Process(job.pid).children(recursive=True)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert "of 2 was ended by SIGKILL; all ranks were stopped" in output
+    assert "Traceback" not in output
+    assert wait_until_gone(everyone, 10) == []
+
+
+def test_killing_the_command_leaves_no_orphan(tmp_path):
+    job = start_training(tmp_path)
+    training_ranks(job, tmp_path)
+    everyone = psutil.Process(job.pid).children(recursive=True)
+    job.kill()
+    job.wait()
+    assert wait_until_gone(everyone, 30) == []
