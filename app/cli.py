@@ -10,6 +10,8 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from app.cli_planner import add_planner_commands
+
 POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 
 
@@ -50,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_compare(commands)
     _add_verify(commands)
-    _add_replay(commands)
+    add_planner_commands(commands)
     _add_warmup(commands)
     return parser
 
@@ -118,26 +120,6 @@ def _add_verify(commands) -> None:
         from app.verify import verify
 
         return 0 if verify(_configuration(arguments), arguments.json) else 1
-
-    command.set_defaults(run=run)
-
-
-def _add_replay(commands) -> None:
-    command = commands.add_parser("replay", help="plan a recorded window under every policy")
-    command.add_argument("source", metavar="SOURCE", help="recorded counts, such as an .npz file")
-    command.add_argument("--ep", type=_positive, required=True, help="EP ranks")
-    command.add_argument("--dp", type=_positive, required=True, help="DP slots")
-    command.add_argument("--edp", type=_positive, default=1, help="EDP shards (default 1)")
-    command.add_argument("--capacity", type=_positive, required=True, help="tokens of a cell")
-    command.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    command.add_argument("--budget", type=float, default=1.0, help="search seconds (default 1)")
-    command.add_argument("--json", metavar="FILE", help="write the figures here")
-    command.add_argument("--output", metavar="DIR", help="write a picture here")
-
-    def run(arguments):
-        from app.replay import replay
-
-        replay(arguments)
 
     command.set_defaults(run=run)
 

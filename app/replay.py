@@ -1,131 +1,147 @@
-"""`routepack replay SOURCE`: recorded windows planned under every policy, side by side."""
+"""`routepack replay SOURCE`: the paper's offline studies on any recorded windows."""
 
 from __future__ import annotations
 
-import argparse
-import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from app.figures import write_figures
-from app.progress import print_table, track
-from planner.cost import CostModel
-from planner.placement import Placement, rank_load
-from planner.policy import PlannerOptions, make_plan
-from planner.recorded.flops import ModelShape, cost_from_shape, gqa_params
-from planner.recorded.presets import preset
-from planner.recorded.read import read
-from planner.topology import Topology
-from planner.window import Window
+from app.progress import print_table
+from app.studies.communication import study_communication
+from app.studies.ilp import study_ilp
+from app.studies.placement import study_placement
+from app.studies.policies import study_policies
+from app.studies.recording import Recording
+from app.studies.rescheduling import SCHEDULES, study_rescheduling
+from app.studies.result import StudyResult
+from app.studies.skew import study_skew
+from planner.placement import rank_load
+from planner.policy import PlannerOptions
 
-# From the model's public configuration; every second layer attends to 128 tokens, taken as full.
-GPT_OSS_20B = ModelShape(
-    num_layers=24,
-    num_dense_layers=0,
-    num_experts=32,
-    top_k=4,
-    hidden=2880,
-    dense_ffn=0,
-    expert_ffn=2880,
-    vocab=201088,
-    num_heads=64,
-    head_dim=64,
-    value_dim=64,
-    attention_params=gqa_params(2880, 64, 8, 64),
-)
-FIGURES = ("rows", "global_excess", "row_local_excess", "moved_experts", "joint_saved")
+STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
 
 
-def replay(arguments: argparse.Namespace) -> dict[str, float]:
-    """Plan every window from identity under each policy; print a table; return the figures.
+@dataclass(slots=True)
+class Report:
+    """What the studies of one replay found, printed as it comes."""
 
-    `joint_saved` is per cent of the base policy's modelled joint cost; placements carry on from
-    window to window. Raises ValueError naming what is wrong with the source or the sizes.
-    """
-    windows = read(arguments.source)
-    topology = Topology.uniform(
-        dp=arguments.dp, ep=arguments.ep, edp=arguments.edp, capacity=arguments.capacity
-    )
-    cost = _cost_of(arguments.source, windows[0], topology)
-    options = PlannerOptions(rows="paper", stop="cv", budget_seconds=arguments.budget)
-    figures: dict[str, float] = {}
-    placements: dict[str, Placement] = {}
-    rows = []
-    for policy in track(list(arguments.policies), "replay"):
-        reports, placements[policy] = _plan_all(windows, topology, cost, policy, options)
-        values = {name: float(np.mean([r[name] for r in reports])) for name in FIGURES}
-        figures |= {f"replay.{policy}.{name}": value for name, value in values.items()}
-        rows.append(
-            [
-                policy,
-                f"{values['rows']:.1f}",
-                f"{100 * values['global_excess']:.2f}",
-                f"{100 * values['row_local_excess']:.2f}",
-                f"{values['moved_experts']:.0f}",
-                f"{values['joint_saved']:.2f}",
-            ]
-        )
-    first = windows[0]
-    title = (
-        f"{arguments.source}: {len(windows)} windows, {first.num_trajectories} trajectories x "
-        f"{first.num_layers} MoE layers x {first.num_experts} experts; DP {arguments.dp}, EP "
-        f"{arguments.ep}, C {arguments.capacity}"
-    )
-    header = ("policy", "rows", "global excess %", "row-local %", "experts moved", "joint saved %")
-    print_table(title, header, rows)
-    if arguments.output:
-        picture = _draw(Path(arguments.output), windows[-1], placements[arguments.policies[-1]])
-        print(f"picture: {picture}")
-    details = {"source": str(arguments.source), "num_windows": len(windows)}
-    write_figures(arguments.json, "replay", figures, details=details)
-    return figures
+    output: Path | None
+    figures: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
+
+    def add(self, result: StudyResult) -> None:
+        print_table(result.title, result.header, result.rows)
+        for name, reason in result.skipped.items():
+            print(f"skipped {name}: {reason}")
+        self.figures |= result.figures
+        self.skipped |= result.skipped
+
+    def skip(self, study: str, reason: str) -> None:
+        print(f"skipped {study}: {reason}")
+        self.skipped[f"replay.{study}"] = reason
+
+    def picture(self, name: str) -> Path | None:
+        """Where to draw a picture; None without an output folder."""
+        if self.output is None:
+            return None
+        self.pictures.append(str(self.output / name))
+        return self.output / name
 
 
-def _plan_all(
-    windows: list[Window],
-    topology: Topology,
-    cost: CostModel,
-    policy: str,
+def replay(
+    recording: Recording,
     options: PlannerOptions,
-) -> tuple[list[dict[str, float]], Placement]:
-    first = windows[0]
-    carried = Placement.identity(first.num_layers, first.num_experts, topology.num_ep_ranks)
-    reports = []
-    for window in windows:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            plan = make_plan(window, topology, cost, carried, policy, options)
-        if caught and policy == "base":
-            print(f"window {window.window_id}: {caught[0].message}")
-        saved = 1 - plan.report["joint_cost"] / plan.report["base_joint_cost"]
-        reports.append({**plan.report, "joint_saved": 100 * saved})
-        carried = plan.placement
-    return reports, carried
+    *,
+    policies: Sequence[str],
+    studies: Sequence[str] = ("policies",),
+    tokens: str | None = None,
+    ilp_seconds: float = 10.0,
+    ilp_sizes: Sequence[int] = (32, 64, 128, 256),
+    output: str | None = None,
+    json_file: str | None = None,
+) -> dict[str, float]:
+    """Run the studies, print their tables, draw their pictures, write and return the figures.
+
+    A study that the source does not allow is skipped with its reason. Raises ValueError naming what
+    is wrong with the source or the sizes.
+    """
+    print(recording.title)
+    report = Report(output=Path(output) if output else None)
+    if "policies" in studies:
+        _policies(recording, options, policies, report)
+    if "placement" in studies:
+        if len(recording.windows) > 1:
+            report.add(study_placement(recording, options))
+        else:
+            report.skip("placement", "one window has no transition; record two or more")
+    if "rescheduling" in studies:
+        _rescheduling(recording, options, report)
+    if "ilp" in studies:
+        _ilp(recording, options, ilp_seconds, ilp_sizes, report)
+    if "communication" in studies:
+        report.add(study_communication(recording, options, tokens))
+    if "skew" in studies:
+        _skew(recording, report)
+    for picture in report.pictures:
+        print(f"picture: {picture}")
+    details = {
+        "source": recording.name,
+        "num_windows": len(recording.windows),
+        "mode": options.rows,
+        "pictures": report.pictures,
+    }
+    write_figures(json_file, "replay", report.figures, report.skipped, details)
+    return report.figures
 
 
-def _cost_of(source: str, window: Window, topology: Topology) -> CostModel:
-    if str(source).startswith(("synthetic:", "slime:")):
-        return preset(source).cost
-    known = GPT_OSS_20B
-    if (window.num_layers, window.num_experts) == (known.num_moe_layers, known.num_experts):
-        return cost_from_shape(known, topology.capacity, tp=1, cp=1)
-    raise ValueError(
-        f"{source}: no cost coefficients for {window.num_layers} MoE layers x "
-        f"{window.num_experts} experts; known are the shape of GPT-OSS-20B and the presets"
-    )
+def _policies(
+    recording: Recording, options: PlannerOptions, policies: Sequence[str], report: Report
+) -> None:
+    study = study_policies(recording, options, policies)
+    report.add(study.result)
+    if path := report.picture("figure-8-policies.png"):
+        from app.studies.pictures import draw_splits
+
+        draw_splits(study.splits, path)
+    if path := report.picture("rank-load.png"):
+        from app.plots import plot_rank_load
+
+        window = recording.windows[-1]
+        before, after = recording.identity(), study.last_placement[policies[-1]]
+        loads = [rank_load(window.expert_load, placement) for placement in (before, after)]
+        plot_rank_load(loads[0], loads[1], window.layer_numbers, path)
 
 
-def _draw(folder: Path, window: Window, placement: Placement) -> Path:
-    from app.plots import plot_rank_load
+def _rescheduling(recording: Recording, options: PlannerOptions, report: Report) -> None:
+    study = study_rescheduling(recording, options)
+    report.add(study.result)
+    if study.joint and (path := report.picture("figure-14-schedules.png")):
+        from app.studies.pictures import draw_schedules
 
-    folder.mkdir(parents=True, exist_ok=True)
-    identity = Placement.identity(window.num_layers, window.num_experts, placement.num_ep_ranks)
-    path = folder / "rank-load.png"
-    plot_rank_load(
-        rank_load(window.expert_load, identity),
-        rank_load(window.expert_load, placement),
-        window.layer_numbers,
-        path,
-    )
-    return path
+        draw_schedules(study.joint, SCHEDULES, path)
+
+
+def _ilp(
+    recording: Recording,
+    options: PlannerOptions,
+    seconds: float,
+    sizes: Sequence[int],
+    report: Report,
+) -> None:
+    try:
+        report.add(study_ilp(recording, options, seconds=seconds, sizes=sizes))
+    except ImportError:
+        report.skip("ilp", "OR-Tools is not installed: pip install ortools")
+    except ValueError as error:
+        report.skip("ilp", str(error))
+
+
+def _skew(recording: Recording, report: Report) -> None:
+    skew, result = study_skew(recording)
+    report.add(result)
+    if path := report.picture("figure-5-skew.png"):
+        from app.studies.pictures import draw_skew
+
+        draw_skew(skew, path)

@@ -1,0 +1,1 @@
+"""The paper's offline studies on recorded windows, one file per table."""
