@@ -71,15 +71,11 @@ def draw_splits(splits: dict[str, list[Split]], path: Path) -> None:
         )
         bottom += np.array(height)
     axes[0].set_ylabel("modelled work over base's")
-    axes[0].legend(fontsize=7, loc="lower right")
+    axes[0].tick_params(axis="x", labelsize=8)
+    axes[0].set_ylim(0, 1.3 * float(bottom.max()))
+    axes[0].legend(fontsize=7, loc="upper center", ncols=2)
     axes[0].set_title("peak = mean + gap, summed over rows; window means", fontsize=9)
-    joint_reference = np.array([split.joint for split in reference])
-    for name in names:
-        joint = np.array([split.joint for split in splits[name]]) / joint_reference
-        axes[1].plot(range(len(joint)), joint, marker=".", label=name, color=COLORS.get(name))
-    axes[1].set(xlabel="window", ylabel="joint cost over base's")
-    axes[1].set_title("joint modelled cost of every window", fontsize=9)
-    axes[1].legend(fontsize=7)
+    _draw_windows(axes[1], splits, np.array([split.joint for split in reference]))
     _save(figure, path)
 
 
@@ -101,6 +97,23 @@ def draw_schedules(joint: dict[str, np.ndarray], labels: dict[str, str], path: P
     axis.set_title("one placement for each window, identical for all schedules", fontsize=9)
     axis.legend(fontsize=7, ncols=2)
     _save(figure, path)
+
+
+def _draw_windows(axis: plt.Axes, splits: dict[str, list[Split]], reference: np.ndarray) -> None:
+    for name, of_policy in splits.items():
+        joint = np.array([split.joint for split in of_policy]) / reference
+        if len(joint) == 1:
+            axis.bar(name, joint[0], color=COLORS.get(name))
+        else:
+            windows = range(1, len(joint) + 1)
+            axis.plot(windows, joint, marker=".", label=name, color=COLORS.get(name))
+    axis.set_ylabel("joint cost over base's")
+    axis.set_title("joint modelled cost of every window", fontsize=9)
+    if len(reference) > 1:
+        axis.set_xlabel("window")
+        axis.legend(fontsize=7)
+    else:
+        axis.tick_params(axis="x", labelsize=8)
 
 
 def _total(split: Split) -> float:
