@@ -1,0 +1,153 @@
+"""Start stock SGLang on the CPU in its own environment, wait until it answers, always close it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.sglang_cpu.client import is_healthy
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_PYTHON = HERE.parents[1] / ".venv-sglang" / "bin" / "python"
+PYTHON_VARIABLE = "ROUTEPACK_SGLANG_PYTHON"
+START_SECONDS = 300.0
+CLOSE_SECONDS = 15.0
+
+
+class ServerError(RuntimeError):
+    """The SGLang server did not start, or ended early; the message ends with its log."""
+
+
+def sglang_python() -> Path:
+    """Return the interpreter of the SGLang environment.
+
+    Raises FileNotFoundError saying how to make the environment.
+    """
+    python = Path(os.environ.get(PYTHON_VARIABLE) or DEFAULT_PYTHON)
+    if not python.exists():
+        raise FileNotFoundError(
+            f"no SGLang environment at {python}: make it with `bash launch/sglang_venv.sh`, or "
+            f"set {PYTHON_VARIABLE} to the interpreter of one"
+        )
+    return python
+
+
+@contextmanager
+def serve(
+    model: str | Path,
+    *,
+    context_length: int,
+    max_total_tokens: int,
+    max_running_requests: int = 64,
+    extra: tuple[str, ...] = (),
+) -> Iterator[str]:
+    """Serve the checkpoint folder `model` in fp32; yield the URL of the running server.
+
+    context_length: longest prompt plus response. max_total_tokens: tokens of all running requests
+    and of the prefix cache. extra: further flags of sglang.launch_server.
+    The server listens on 127.0.0.1 only and dies with this process.
+    Raises FileNotFoundError without an environment, ServerError with the end of the server's log.
+    """
+    python = sglang_python()
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    arguments = {
+        "model-path": model,
+        "host": "127.0.0.1",
+        "port": port,
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "dtype": "float32",
+        "context-length": context_length,
+        "max-total-tokens": max_total_tokens,
+        "max-running-requests": max_running_requests,
+        "mem-fraction-static": 0.1,
+        "log-level": "warning",
+    }
+    flags = ["--enable-return-routed-experts", "--skip-tokenizer-init", "--skip-server-warmup"]
+    for name, value in arguments.items():
+        flags += [f"--{name}", str(value)]
+    server = [str(python), "-m", "sglang.launch_server", *flags, *extra]
+    with tempfile.TemporaryDirectory(prefix="routepack-sglang-") as folder:
+        log = Path(folder, "server.log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-S", str(HERE / "with_parent.py"), str(os.getpid()), *server],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(Path(folder, "store")),
+                cwd=folder if Path(model).is_absolute() else None,
+                start_new_session=True,
+            )
+        try:
+            _wait(process, url, log)
+            yield url
+        finally:
+            _close(process)
+
+
+def _environment(store: Path) -> dict[str, str]:
+    """The server's environment: the stand-ins, one thread, and no port beyond the loopback."""
+    kept = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "PYTHONHOME")}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    return kept | {
+        "PYTHONPATH": str(HERE / "stand_ins"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_PLUGINS": "routepack_sglang_cpu",
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{store}",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait(process: subprocess.Popen, url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not is_healthy(url):
+        if process.poll() is not None:
+            raise ServerError(
+                f"the SGLang server ended with code {process.returncode} before it was ready; "
+                f"the end of its log:\n{_tail(log)}"
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"the SGLang server was not ready after {START_SECONDS:.0f} s; the end of its "
+                f"log:\n{_tail(log)}"
+            )
+        time.sleep(0.5)
+
+
+def _tail(log: Path, num_lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def _close(process: subprocess.Popen) -> None:
+    """End the server and every process it started."""
+    process.terminate()
+    try:
+        process.wait(CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()

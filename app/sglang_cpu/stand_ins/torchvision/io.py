@@ -1,0 +1,3 @@
+"""Stand-in for the names that transformers/image_utils.py imports."""
+
+ImageReadMode = decode_image = None

@@ -1,0 +1,1 @@
+"""Stand-in package of `torchvision.transforms.v2.functional`."""

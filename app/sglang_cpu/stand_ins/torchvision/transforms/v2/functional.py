@@ -1,0 +1,3 @@
+"""Stand-in for the module that transformers' image processing imports."""
+
+from torchvision.transforms import InterpolationMode as InterpolationMode
