@@ -1,7 +1,7 @@
 """One annealing chain: proposals, incremental rescoring, Metropolis acceptance (Section 4.1).
 
-Four moves keep a layout feasible (no cell above C but a single long trajectory, none empty):
-swap a trajectory with one of another cell, relocate a trajectory, swap two whole cells, and exchange
+Four moves keep a layout feasible (no cell above C but a single long trajectory, none empty): swap a
+trajectory with one of another cell, relocate a trajectory, swap two whole cells, and exchange
 random subsets of two small cells. Releases the GIL; the state of the random numbers is an argument,
 so that a chain cut into slices equals one that runs through.
 """
@@ -72,13 +72,16 @@ def random_state(seed: int, chain: int) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def energy(shard_cost, spread):
-    """max_g U_g plus `spread` times the mean of the U_g; one shard: U_1 (1 + spread)."""
+    """(max_g U_g + spread * sum_g U_g) / (1 + spread): U_1 for a single shard.
+
+    The primary score alone is blind to moves outside the slowest EDP shard.
+    """
     largest = shard_cost[0]
     total = 0.0
     for value in shard_cost:
         largest = max(largest, value)
         total += value
-    return largest + spread * total / shard_cost.shape[0]
+    return (largest + spread * total) / (1.0 + spread)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

@@ -22,7 +22,8 @@ def deal_to_slots(num_trajectories: int, num_dp_slots: int, shard_size: int) -> 
 
 
 def pack_slot(length: np.ndarray, order: np.ndarray, capacity: int) -> list[list[int]]:
-    """Cells of one slot: each trajectory, in order, into the feasible cell with fewest trajectories.
+    """Cells of one slot: each trajectory, in order, into the feasible cell with fewest
+    trajectories.
 
     Ties go to the earliest opened cell; a new cell opens when none fits.
     """

@@ -1,8 +1,9 @@
 """Minimum bin slack: fill one cell after another as full as a bounded search can.
 
 Each cell is opened by the longest remaining trajectory and completed by the subset of at most
-`most_added` remaining ones that leaves the least room. Closes the last cells that FFD leaves open on
-windows of many short trajectories. A positive `jitter` lowers each cell's cap at random, for restarts.
+`most_added` remaining ones that leaves the least room. Closes the last cells that FFD leaves open
+on windows of many short trajectories. A positive `jitter` lowers each cell's cap at random, for
+restarts.
 """
 
 from __future__ import annotations

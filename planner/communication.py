@@ -1,8 +1,8 @@
 """Expert-parallel traffic: assignments, and DeepEP's rank-deduplicated copies (Section 6.1).
 
 DeepEP sends a token once to each destination rank, however many of its experts live there. The
-fan-out needs token-level routing and depends on the placement. Both kinds of copies are additive over
-trajectories, so they can be reported for any rows and enter the search as a term.
+fan-out needs token-level routing and depends on the placement. Both kinds of copies are additive
+over trajectories, so they can be reported for any rows and enter the search as a term.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _fan_out(routed_experts, starts, owner, result):
 
 
 def fan_out(routed_experts: np.ndarray, starts: np.ndarray, placement: Placement) -> np.ndarray:
-    """Token copies [trajectory, layer, EP rank], int32: tokens with at least one expert on the rank.
+    """Token copies [trajectory, layer, EP rank], int32: tokens with at least one expert on the
+    rank.
 
     Args: routed_experts [token, layer, top_k] logical ids; starts [trajectory + 1] first token of
     each trajectory. Raises ValueError on an id outside the experts.
@@ -98,7 +99,7 @@ def slot_share(num_slots: int, num_ranks: int) -> np.ndarray:
 
 
 def traffic(copies: np.ndarray, rows: Rows, topology: Topology) -> Traffic:
-    """The traffic of copies [trajectory, layer, EP rank] (assignments q, or `fan_out`) over rows."""
+    """The traffic of copies [trajectory, layer, EP rank] (q, or `fan_out`) over rows."""
     num_layers, num_ranks = copies.shape[1:]
     remote = peak = 0.0
     for slots in topology.edp_shards:

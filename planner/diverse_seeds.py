@@ -2,9 +2,9 @@
 
 Two seeds are always kept: the FFD layout and the EDP-aware pairing of its cells. Further trials
 perturb the nonincreasing length order (WindowShuffle), let RandomizedBestFit choose among the most
-occupied cells that fit, and pair the completed cells by their incremental EDP-rank peaks; trials that
-leave the feasible set are discarded. Selection starts from the exact-score winner and trades distance
-from the selected against the gap in score.
+occupied cells that fit, and pair the completed cells by their incremental EDP-rank peaks; trials
+that leave the feasible set are discarded. Selection starts from the exact-score winner and trades
+distance from the selected against the gap in score.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Key = tuple[float, float, float]
 def randomized_best_fit(length, order, num_cells, capacity, num_choices, random, cell):
     """Each trajectory, in order, into a random one of the num_choices fullest cells that fit.
 
-    A new cell opens when none fits. Fills cell [trajectory]; returns the number of cells used, or -1
-    when more than num_cells would be needed.
+    A new cell opens when none fits. Fills cell [trajectory]; returns the number of cells used, or
+    -1 when more than num_cells would be needed.
     """
     load = np.zeros(num_cells)
     fullest = np.empty(num_choices, np.int64)
@@ -94,7 +94,7 @@ def canonical_form(problem: Problem, cell: np.ndarray) -> bytes:
 def seed_trials(
     problem: Problem, first: np.ndarray, num_trials: int, seed: int
 ) -> list[np.ndarray]:
-    """Feasible internal cells: FFD, its pairing, and what the trials give; canonical duplicates removed."""
+    """Feasible internal cells: FFD, its pairing, and distinct ones from the trials."""
     num_cells = problem.num_rows * len(problem.shard_of_slot)
     length = problem.length[:-1]
     rng = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def row_features(problem: Problem, cell: np.ndarray) -> np.ndarray:
 
 
 def co_assignment(a: np.ndarray, b: np.ndarray) -> float:
-    """Share of trajectory pairs that are together in one grouping [trajectory] but not in the other."""
+    """Share of pairs that are together in one grouping [trajectory] but not in the other."""
     together = _num_pairs(np.unique(a.astype(np.int64) * (b.max() + 1) + b, return_counts=True)[1])
     either = max(
         _num_pairs(np.unique(a, return_counts=True)[1]),

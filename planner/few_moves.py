@@ -4,7 +4,8 @@ A swap moves two experts to correct two ranks. A cycle that moves one expert out
 corrects all P ranks with P moves: walking the ranks in a random order, each rank passes on the
 expert whose load is nearest to the load it receives plus its own surplus over the mean. Every start
 expert and many orders are tried; the chains of least squared residual are finished by exact greedy
-swaps, and the result with the fewest net moves that meets the target is kept, greedy's own included.
+swaps, and the result with the fewest net moves that meets the target is kept, greedy's own
+included.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def cyclic_repair(load, owner, num_ranks, cv_target, orders):
 
 @numba.njit(cache=True, nogil=True)
 def cyclic_repair_layers(load, owner, num_ranks, cv_target, orders, moved, reason):
-    """`cyclic_repair` for load [layer, expert], owner [layer, expert], orders [layer, try, rank]."""
+    """`cyclic_repair` for load, owner [layer, expert] and orders [layer, try, rank]."""
     for layer in range(load.shape[0]):
         moved[layer], reason[layer] = cyclic_repair(
             load[layer], owner[layer], num_ranks, cv_target, orders[layer]

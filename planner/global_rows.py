@@ -1,4 +1,4 @@
-"""Global length FFD at a fixed number of rows: where the search starts (Section 4.1, Appendix K)."""
+"""Global length FFD at a fixed number of rows: where the search starts (Section 4.1)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Exact greedy swap repair of one layer's placement (Section 3.2), by two pointers.
 
 Repeats the cross-rank swap with the largest strict reduction of sum_p G_p^2. Swapping expert a of
-the heavier rank with expert b of the lighter one, d = load(a) - load(b) and gap D, saves
-2 d (D - d), greatest at d = D/2 and at most D^2/2. So rank pairs are visited by descending gap until
-D^2/2 cannot beat the best swap found, and inside a pair two pointers over the ranks' ascending load
-lists find the d nearest D/2. Ties go to the lowest (rank pair, expert) index.
+the heavier rank with expert b of the lighter one, d = load(a) - load(b) and gap D, saves 2 d (D -
+d), greatest at d = D/2 and at most D^2/2. So rank pairs are visited by descending gap until D^2/2
+cannot beat the best swap found, and inside a pair two pointers over the ranks' ascending load lists
+find the d nearest D/2. Ties go to the lowest (rank pair, expert) index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMIT_REACHED = 2
 
 @numba.njit(cache=True, nogil=True)
 def sort_by_rank(load, owner, num_ranks, list_load, list_expert, rank_total):
-    """Fills ascending load lists: list_load, list_expert [rank, experts per rank], rank_total [rank]."""
+    """Fills list_load (ascending), list_expert [rank, experts per rank] and rank_total [rank]."""
     count = np.zeros(num_ranks, np.int64)
     rank_total[:] = 0
     for expert in range(load.shape[0]):
@@ -70,7 +70,8 @@ def first_of_equal(values, k):
 
 @numba.njit(cache=True, nogil=True)
 def best_swap(list_load, list_expert, rank_total, by_load, ranks_per_node):
-    """The best swap: (gain, heavy rank, light rank, heavy entry, light entry); gain 0: none improves.
+    """The best swap: (gain, heavy rank, light rank, heavy entry, light entry); gain 0: none
+    improves.
 
     by_load is scratch [rank] (ranks by descending load). Only pairs of ranks on one node of
     `ranks_per_node` ranks are considered.
@@ -135,8 +136,8 @@ def squared_deviation(rank_total, mean):
 def repair_layer(load, owner, num_ranks, cv_target, path, ranks_per_node):
     """Swaps experts of one layer until the CV target, no improving swap, or the path is full.
 
-    Args: load [expert] routed tokens int64; owner [expert] EP rank, changed in place; path [swap, 2]
-    receives the experts of every swap; ranks_per_node: ranks that may swap with each other.
+    Args: load [expert] routed tokens int64; owner [expert] EP rank, changed in place; path [swap,
+    2] receives the experts of every swap; ranks_per_node: ranks that may swap with each other.
     Returns (swaps, reason): TARGET_MET, NO_IMPROVING_SWAP or LIMIT_REACHED.
     """
     size = load.shape[0] // num_ranks
@@ -170,7 +171,7 @@ def repair_layer(load, owner, num_ranks, cv_target, path, ranks_per_node):
 
 @numba.njit(cache=True, nogil=True)
 def repair_layers(load, owner, num_ranks, cv_target, path, ranks_per_node, swaps, reason):
-    """`repair_layer` for load and owner [layer, expert], path [layer, swap, 2]; fills swaps, reason."""
+    """`repair_layer` for load, owner [layer, expert], path [layer, swap, 2]; fills the others."""
     for layer in range(load.shape[0]):
         swaps[layer], reason[layer] = repair_layer(
             load[layer], owner[layer], num_ranks, cv_target, path[layer], ranks_per_node
@@ -198,7 +199,7 @@ def greedy_repair(
     cv_target: float,
     ranks_per_node: int | None = None,
 ) -> Repair:
-    """Repairs all layers: load, owner [layer, expert]; swaps inside nodes only when they are given."""
+    """Repairs all layers of load, owner [layer, expert]; inside nodes only when they are given."""
     num_layers, num_experts = load.shape
     owner = owner.astype(np.int64)
     path = np.zeros((num_layers, 2 * num_experts, 2), np.int32)

@@ -115,5 +115,6 @@ def check_sizes(window: Window, topology: Topology, placement: Placement) -> Non
         )
     if placement.num_ep_ranks != topology.num_ep_ranks:
         raise ValueError(
-            f"placement: {placement.num_ep_ranks} EP ranks, the topology has {topology.num_ep_ranks}"
+            f"placement: {placement.num_ep_ranks} EP ranks, the topology has "
+            f"{topology.num_ep_ranks}"
         )

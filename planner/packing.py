@@ -78,8 +78,9 @@ def cells_lower_bound(length: np.ndarray, capacity: int) -> int:
     """Martello-Toth L2 lower bound on the number of cells.
 
     For a threshold k, trajectories above C - k need a cell alone, those above C/2 a cell each, and
-    the middle ones (k .. C/2) overflow what the latter leave; the bound is the largest over k. Over-long
-    trajectories count one cell each. Contains the capacity bound ceil(sum t / C) as k = 0.
+    the middle ones (k .. C/2) overflow what the latter leave; the bound is the largest over k.
+    Over-long trajectories count one cell each. Contains the capacity bound ceil(sum t / C) as k =
+    0.
     """
     length = np.asarray(length, np.int64)
     over = int((length > capacity).sum())

@@ -2,8 +2,8 @@
 
 At least as good as the paper's population annealing at a fraction of the proposals, because a good
 pairing leaves little for high temperatures to find. The best layout of all chains and seeds is kept
-by the exact score, so that the result is never worse than the best seed. Deterministic for a seed, a
-number of threads and a budget in proposals; a budget in seconds is anytime.
+by the exact score, so that the result is never worse than the best seed. Deterministic for a seed,
+a number of threads and a budget in proposals; a budget in seconds is anytime.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from planner.pair_start import pair_cells
 from planner.rescore import Problem, layout_of, rebuild
 
 # Tuned on synthetic:tiny and synthetic:flash; temperatures and rewards in mean row costs.
-HOT, HOT_LONG, COLD = 1.5e-3, 2.2e-3, 2.2e-4
-LONG_PROPOSALS = 1_300_000
+HOT, HOT_LONG, COLD = 1.1e-3, 1.5e-3, 1.7e-4
+LONG_PROPOSALS = 10_000_000
 PAIR_WINDOWS = (64, 32)
 PAIR_REWARDS = (0.40, 0.33)
 MOVES = (
-    Moves(relocate=0.12, cells=0.03, subset=0.10, reach=40, targeted=0.0, tournament=1),
-    Moves(relocate=0.10, cells=0.05, subset=0.20, reach=40, targeted=0.0, tournament=1),
+    Moves(relocate=0.05, cells=0.05, subset=0.05, reach=60, targeted=0.0, tournament=1),
+    Moves(relocate=0.05, cells=0.05, subset=0.25, reach=25, targeted=0.0, tournament=1),
 )
-SPREAD = 1e-6
+SPREAD = 0.7
 FIRST_SLICE, SLICE = 10_000, 50_000
 
 
@@ -58,8 +58,9 @@ def pair_anneal(
 ) -> Found:
     """Searches the layouts of a fixed number of rows.
 
-    Args: seeds: feasible internal cells [trajectory], the first of which is paired; budgets: seconds
-    of wall time and proposals over all chains, whichever ends first (at least one must be given).
+    Args: seeds: feasible internal cells [trajectory], the first of which is paired; budgets:
+    seconds of wall time and proposals over all chains, whichever ends first (at least one must be
+    given).
     """
     if budget_seconds is None and budget_proposals is None:
         raise ValueError("budget: give budget_seconds, budget_proposals or both")

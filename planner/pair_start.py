@@ -1,4 +1,5 @@
-"""EDP-aware pairing of completed cells into rows (Section 4.1), the start of the pair_anneal engine.
+"""EDP-aware pairing of completed cells into rows (Section 4.1), the start of the pair_anneal
+engine.
 
 Every row of an EDP shard is opened by the longest remaining cell; then the row's other slots take,
 one by one, among the next `window` remaining cells by length, the cell that adds the least

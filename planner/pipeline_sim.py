@@ -55,8 +55,9 @@ def operation_at(position, warmup, total):
 def simulate(forward, backward, num_ranks, num_chunks, group):
     """Time at which the last operation ends.
 
-    Args: forward, backward [row] time of one chunk; num_ranks: pp; num_chunks: vpp; group: rows that
-    a chunk runs before the next chunk's turn (rows must be a multiple of it when num_chunks > 1).
+    Args: forward, backward [row] time of one chunk; num_ranks: pp; num_chunks: vpp; group: rows
+    that a chunk runs before the next chunk's turn (rows must be a multiple of it when num_chunks >
+    1).
     """
     num_rows = forward.shape[0]
     total = num_rows * num_chunks

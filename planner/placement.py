@@ -105,7 +105,8 @@ class Placement:
             incoming = moving[np.argsort(owner[layer, moving], kind="stable")]
             if (owner[layer, incoming] != vacated // self.experts_per_rank).any():
                 raise ValueError(
-                    f"owner: layer {layer} does not give every EP rank {self.experts_per_rank} experts"
+                    f"owner: layer {layer} does not give every EP rank "
+                    f"{self.experts_per_rank} experts"
                 )
             experts[layer, vacated] = incoming
         return Placement(
@@ -123,7 +124,7 @@ def rank_load(expert_load: np.ndarray, placement: Placement) -> np.ndarray:
 
 
 def coefficient_of_variation(load: np.ndarray) -> np.ndarray:
-    """[layer] standard deviation over mean of load [layer, EP rank]; 0 where a layer has no load."""
+    """[layer] standard deviation over mean of load [layer, EP rank]; 0 without load."""
     load = np.asarray(load, np.float64)
     mean = load.mean(axis=-1)
     return np.where(mean > 0, load.std(axis=-1) / np.where(mean > 0, mean, 1.0), 0.0)

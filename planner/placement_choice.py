@@ -1,9 +1,10 @@
 """Which of the possible repairs is worth its moves: net benefit, move limits, nodes.
 
 Greedy repair of a layer is a path of swaps; each prefix of it (and the cyclic repair) is an option
-with a number of moved experts and a predicted value. A layer's options are reduced to the rising part
-of their concave envelope, and the steps of all layers are taken by falling value per move until the
-limit: exact for every limit that the envelope meets. Without a limit every layer takes its best.
+with a number of moved experts and a predicted value. A layer's options are reduced to the rising
+part of their concave envelope, and the steps of all layers are taken by falling value per move
+until the limit: exact for every limit that the envelope meets. Without a limit every layer takes
+its best.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ def _rising_envelope(moves: list[int], value: list[float]) -> list[int]:
 def cv_lower_bound(load: np.ndarray, num_ranks: int) -> np.ndarray:
     """[layer] a CV that no placement of load [layer, expert] can beat.
 
-    The rank of the hottest expert holds at least it and the E/P - 1 smallest others; what exceeds the
-    mean cannot be balanced away. Certifies a target that cannot be met.
+    The rank of the hottest expert holds at least it and the E/P - 1 smallest others; what exceeds
+    the mean cannot be balanced away. Certifies a target that cannot be met.
     """
     load = np.sort(np.asarray(load, np.int64), axis=1)
     per_rank = load.shape[1] // num_ranks

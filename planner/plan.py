@@ -109,8 +109,8 @@ class Plan:
                 raise ValueError("contents do not match the stored digest")
         except Exception as error:
             raise ValueError(
-                f"{source}: not a readable RoutePack plan ({type(error).__name__}: {error}); write it "
-                "again with `Plan.save`"
+                f"{source}: not a readable RoutePack plan ({type(error).__name__}: {error}); "
+                "write it again with `Plan.save`"
             ) from error
         return plan
 
@@ -135,8 +135,8 @@ class Plan:
     def _validate_identity(self, window: Window, carried: Placement) -> None:
         if self.window_id != window.window_id:
             raise PlanError(
-                f"window_id: the plan is for window {self.window_id}, got window {window.window_id}; "
-                "plan this window"
+                f"window_id: the plan is for window {self.window_id}, got window "
+                f"{window.window_id}; plan this window"
             )
         if self.layout_version != carried.version:
             raise PlanError(
@@ -148,8 +148,8 @@ class Plan:
         expected = (window.num_layers, window.num_experts)
         if self.placement.expert_of_slot.shape != expected:
             raise PlanError(
-                f"placement: covers [layer, expert] {self.placement.expert_of_slot.shape}, the window "
-                f"has {expected}"
+                f"placement: covers [layer, expert] {self.placement.expert_of_slot.shape}, the "
+                f"window has {expected}"
             )
         if not (
             self.placement.num_ep_ranks == topology.num_ep_ranks == carried.num_ep_ranks

@@ -69,7 +69,6 @@ def population_annealing(
     if problem.num_rows * len(problem.shard_of_slot) < 2:
         return _found(archive, 0, start)
     scale = keys[0][1] / (problem.num_rows * (len(problem.shard_start) - 1))
-    num_shards = len(problem.shard_start) - 1
     members = [
         _Member(problem, layouts[selected[k % len(selected)]], seed, k) for k in range(NUM_MEMBERS)
     ]
@@ -104,7 +103,7 @@ def population_annealing(
                 per_level,
                 temperatures[level],
                 temperatures[level + 1],
-                1e-6 * num_shards,
+                1e-6,
                 reference,
                 member.tally,
             )
@@ -161,8 +160,8 @@ def _on_threads(
 def tempered_weights(log_weight: np.ndarray, num_parents: int) -> np.ndarray:
     """[member] resampling probabilities, flattened just enough.
 
-    The tempering factor is the largest of 1, 0.8, 0.64, ... at which the expected number of distinct
-    members in a multinomial draw reaches num_parents.
+    The tempering factor is the largest of 1, 0.8, 0.64, ... at which the expected number of
+    distinct members in a multinomial draw reaches num_parents.
     """
     shifted = log_weight - log_weight.max()
     factor = 1.0

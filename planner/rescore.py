@@ -25,7 +25,7 @@ GUARD_WEIGHT = 16
 
 
 class Problem(NamedTuple):
-    """What stays fixed during a search. Index N (or -1) of the first three is the zero trajectory."""
+    """What stays fixed during a search. Index N of the first three is the zero trajectory."""
 
     length: np.ndarray
     """[trajectory + 1] tokens, float64 (exact integers)."""
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
     limit: int
     """Most routed tokens that one rank should receive in a row and layer (memory guard)."""
     guarded: int
-    """Flat length of the part of `demand` that the limit holds for; communication lies behind it."""
+    """Flat length of the part of `demand` that the limit holds for; copies lie behind it."""
 
 
 class Layout(NamedTuple):
@@ -89,7 +89,7 @@ def lanes_of(num_ranks: int) -> int:
 
 
 def flatten_demand(q: np.ndarray) -> np.ndarray:
-    """q [trajectory, layer, EP rank] as [trajectory + 1, flat], with the zero trajectory appended."""
+    """q [trajectory, layer, EP rank] as [trajectory + 1, flat]; the last one is all zero."""
     num, num_layers, num_ranks = q.shape
     lanes = lanes_of(num_ranks)
     blocks = -(-num_layers // lanes)
@@ -113,8 +113,8 @@ def problem_of(
 ) -> Problem:
     """The search problem of length [trajectory] and q [trajectory, layer, EP rank].
 
-    Args: copies [trajectory, layer, EP rank] deduplicated token copies, charged copy_weight times the
-    peak of a row; limit: routed tokens a rank should receive at most in a row and layer.
+    Args: copies [trajectory, layer, EP rank] deduplicated token copies, charged copy_weight times
+    the peak of a row; limit: routed tokens a rank should receive at most in a row and layer.
     """
     demand = flatten_demand(q)
     guarded = demand.shape[1]
@@ -252,7 +252,7 @@ def peak_sum(load, ranks, limit, guarded):
 
 @numba.njit(cache=True, nogil=True)
 def exchange_peak_sums(load_a, load_b, leaving, entering, ranks, limit, guarded):
-    """peak_sum of (load_a - leaving + entering) and of (load_b + leaving - entering), in one pass."""
+    """peak_sum of (load_a - leaving + entering) and (load_b + leaving - entering), in one pass."""
     num_ranks = len(ranks)
     weight = np.int32(GUARD_WEIGHT)
     zero = np.int32(0)

@@ -1,8 +1,8 @@
 """The number of rows of least predicted 1F1B time, between R_min and 2 R_min (`rows: makespan`).
 
 The paper takes max(R_min, 2 PP). With PP > 1 that floor can double the rows of a small window, and
-the fewest rows are not the fastest either: more rows shrink the bubble, fewer rows shrink the sum of
-row maxima. Each candidate count is judged by a quick pairing of its FFD cells.
+the fewest rows are not the fastest either: more rows shrink the bubble, fewer rows shrink the sum
+of row maxima. Each candidate count is judged by a quick pairing of its FFD cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_CANDIDATES = 12
 
 
 def candidate_rows(counted: RowCount, num_trajectories: int, topology: Topology) -> list[int]:
-    """Row counts to judge: multiples from R_min to 2 R_min without an empty cell, evenly thinned."""
+    """Row counts to judge: multiples from R_min to 2 R_min, no cell empty, evenly thinned."""
     highest = min(2 * counted.value, most_rows(num_trajectories, topology))
     counts = list(range(counted.value, highest + 1, topology.row_multiple))
     if topology.pp == 1:

@@ -54,7 +54,7 @@ def _best_fit(length: np.ndarray, capacity: int, enough: int) -> tuple[np.ndarra
 
 
 def row_count(length: np.ndarray, topology: Topology) -> RowCount:
-    """R_min for length [trajectory]: FFD; first fit, BFD and bin slack while the bound is missed."""
+    """R_min for length [trajectory]: FFD, then others while the bound is missed."""
     bound = rows_of_cells(cells_lower_bound(length, topology.capacity), topology)
     cell, num_cells = first_fit_decreasing(length, topology.capacity)
     for pack in (_arrival_fit, _best_fit, minimum_bin_slack):
@@ -69,7 +69,7 @@ def row_count(length: np.ndarray, topology: Topology) -> RowCount:
 
 
 def raised_to_pipeline_floor(rows: int, num_trajectories: int, topology: Topology) -> int:
-    """R* = max(R, 2 PP), as far as no cell stays empty (Equation 8 and definitions, few trajectories)."""
+    """R* = max(R, 2 PP), as far as no cell stays empty (Equation 8)."""
     floor = round_up(2 * topology.pp, topology.row_multiple) if topology.pp > 1 else 1
     return max(rows, min(floor, most_rows(num_trajectories, topology)))
 
@@ -77,8 +77,8 @@ def raised_to_pipeline_floor(rows: int, num_trajectories: int, topology: Topolog
 def count_kept(length: np.ndarray, group: np.ndarray, topology: Topology) -> tuple[int, RowCount]:
     """(trajectories kept, their row count): whole trailing groups go until no cell stays empty.
 
-    Args: length [trajectory] tokens; group [trajectory] GRPO ids in arrival order. Raises ValueError
-    when not even a part of the window can be run.
+    Args: length [trajectory] tokens; group [trajectory] GRPO ids in arrival order. Raises
+    ValueError when not even a part of the window can be run.
     """
     kept = len(length)
     while kept > 0:
@@ -93,10 +93,11 @@ def count_kept(length: np.ndarray, group: np.ndarray, topology: Topology) -> tup
 
 def too_few(length: np.ndarray, topology: Topology) -> ValueError:
     """The error for a window whose rows would need an empty cell."""
-    needed = row_count(length, topology)
+    needed = row_count(length, topology).value
+    allowed = most_rows(len(length), topology)
     return ValueError(
-        f"too few trajectories: {len(length)} trajectories need {needed.value} rows (cap "
-        f"{topology.capacity} tokens, row multiple {topology.row_multiple} for vpp={topology.vpp}) on "
-        f"dp={topology.num_dp_slots}, but allow only {most_rows(len(length), topology)} rows without an "
-        "empty cell; raise the batch size or the cap, or lower dp or the VPP group"
+        f"too few trajectories: {len(length)} trajectories need {needed} rows (cap "
+        f"{topology.capacity} tokens, row multiple {topology.row_multiple} for "
+        f"vpp={topology.vpp}) on dp={topology.num_dp_slots}, but allow only {allowed} rows "
+        "without an empty cell; raise the batch size or the cap, or lower dp or the VPP group"
     )

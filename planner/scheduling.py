@@ -97,7 +97,7 @@ def schedule(
 def rank_token_peak(
     q: np.ndarray, rows: Rows, topology: Topology, limit: int | None
 ) -> tuple[int, int]:
-    """Most routed tokens that one EP rank receives in a row and layer, and how often above `limit`."""
+    """Most routed tokens of one EP rank in a row and layer, and how often above `limit`."""
     peak = above = 0
     for slots in topology.edp_shards:
         for row in range(rows.num_rows):
@@ -162,8 +162,8 @@ def _search(
 ) -> tuple[Rows, dict[str, float]]:
     """Joint rescheduling at a fixed number of rows (Section 4).
 
-    In makespan mode the rows of slime and of base are seeds where their number agrees, and are taken
-    as they are where they are predicted faster.
+    In makespan mode the rows of slime and of base are seeds where their number agrees, and are
+    taken as they are where they are predicted faster.
     """
     others: list[Rows] = []
     if options.rows == "paper":

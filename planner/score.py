@@ -52,7 +52,7 @@ def _rank_demand(demand, owner, result):
 
 
 def rank_demand(demand: np.ndarray, placement: Placement) -> np.ndarray:
-    """q_ilp: routed tokens [trajectory, layer, EP rank] int32 of demand [trajectory, layer, expert]."""
+    """q_ilp [trajectory, layer, EP rank] int32 of demand [trajectory, layer, expert], in tokens."""
     shape = (*demand.shape[:2], placement.num_ep_ranks)
     result = np.zeros(shape, np.int32)
     _rank_demand(demand, placement.owner, result)

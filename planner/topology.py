@@ -15,7 +15,7 @@ class Topology:
     """
 
     edp_shards: tuple[tuple[int, ...], ...]
-    """DP slots of each EDP shard: the slots that share one EP communicator. A partition of 0..D-1."""
+    """DP slots of each EDP shard (they share one EP communicator): a partition of 0..D-1."""
     num_ep_ranks: int
     """EP ranks (P) that share the experts of a layer."""
     capacity: int
