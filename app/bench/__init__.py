@@ -1,0 +1,1 @@
+"""What the planner must show, measured: one file per bench, bars in `bars`."""
