@@ -1,0 +1,166 @@
+"""Install every stand-in once per process; Megatron's parts are patched when they are imported."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+
+_installed = False
+
+
+def install() -> None:
+    """Make slime importable and trainable here; call before importing slime or Megatron."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("SLIME_ACCELERATOR", "cpu")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    import torch
+
+    from slime_on_cpu import stand_ins, torch_cpu
+
+    torch.set_num_threads(1)
+    torch_cpu.patch()
+    stand_ins.install()
+    _register_accelerator()
+    _AfterImport(
+        {
+            "megatron.core.tensor_parallel.random": _patch_random,
+            "megatron.core.transformer.moe.moe_utils": _patch_moe,
+            "megatron.core.transformer.moe.token_dispatcher": _patch_moe,
+            "slime.utils.reloadable_process_group": _patch_process_group,
+        }
+    )
+
+
+def _register_accelerator() -> None:
+    """slime's own public registry of accelerators (slime/utils/accelerator)."""
+    import torch
+    from slime.utils import accelerator
+    from slime.utils.accelerator.base import Accelerator
+
+    from slime_on_cpu.torch_cpu import CPU, STREAM
+
+    class CPUAccelerator(Accelerator):
+        name = device_type = "cpu"
+        communication_backend_name = "gloo"
+
+        def is_available(self):
+            return True
+
+        def device(self, index=None):
+            return CPU
+
+        def device_name(self, index=None):
+            return "cpu"
+
+        def set_device(self, index):
+            pass
+
+        def current_device(self):
+            return "cpu"
+
+        def device_count(self):
+            return 1
+
+        def synchronize(self, device=None):
+            pass
+
+        def current_stream(self, device=None):
+            return STREAM
+
+        default_stream = current_stream
+
+        def stream(self, stream):
+            return contextlib.nullcontext()
+
+        def empty_cache(self):
+            pass
+
+        def mem_get_info(self, device=None):
+            return (1 << 34, 1 << 34)
+
+        def memory_allocated(self, device=None):
+            return 0
+
+        memory_reserved = memory_allocated
+
+        def manual_seed(self, seed):
+            torch.manual_seed(seed)
+
+        manual_seed_all = manual_seed
+
+        def autocast(self, *args, **kwargs):
+            return torch.autocast("cpu", *args, **kwargs)
+
+    accelerator.register_accelerator(
+        "cpu", CPUAccelerator, lambda: True, priority=1, communication_backends=()
+    )
+
+
+class _AfterImport:
+    """A meta-path finder that calls a function on a module right after it has been executed."""
+
+    def __init__(self, patches):
+        self.patches, self.busy = patches, set()
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.patches or name in self.busy:
+            return None
+        self.busy.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.busy.discard(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            self.patches[name](module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _patch_random(module) -> None:
+    import torch
+
+    module._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(
+        state
+    )
+    quiet = logging.getLogger(module.__name__)
+    quiet.addFilter(lambda record: "RNG state changed" not in record.getMessage())
+
+
+def _patch_moe(module) -> None:
+    import torch
+
+    def split_sizes_to_cpu(tensor, as_numpy=False, record_stream=False):
+        return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
+
+    module.maybe_move_tensor_to_cpu = split_sizes_to_cpu
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None  # upstream NameError without Transformer Engine
+
+
+def _patch_process_group(module) -> None:
+    """torch 2.13 has collectives that slime's reloadable group does not forward yet."""
+    import torch
+
+    group = module.ReloadableProcessGroup
+    for name in (
+        "all_gather_single reduce_scatter_single all_to_all_single allgather_single "
+        "alltoall_single"
+    ).split():
+        if hasattr(torch.distributed.ProcessGroup, name) and name not in group.__dict__:
+
+            def forward(self, *args, _name=name, **kwargs):
+                return self._fwd(_name, *args, **kwargs)
+
+            setattr(group, name, forward)

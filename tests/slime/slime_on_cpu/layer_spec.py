@@ -1,0 +1,157 @@
+"""`--spec slime_on_cpu.layer_spec get_spec`: Megatron's layers for a CPU, with production names.
+
+Core attention is torch's SDPA per packed sequence; the experts are Megatron's own TEGroupedMLP over
+a grouped linear with TE's parameter names, which slime's weight sync and checkpoints rely on.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import TEGroupedMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention over packed sequences `[token, head, channel]`, one SDPA call each."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        cp_comm_type=None,
+        pg_collection=None,
+        **kwargs,
+    ):
+        super().__init__(config=config)
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+    ):
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        repeat = query.shape[-2] // key.shape[-2]
+        outputs = []
+        for parts in zip(query.split(lengths), key.split(lengths), value.split(lengths)):
+            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in parts)
+            k, v = (x.repeat_interleave(repeat, 1) for x in (k, v))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+            outputs.append(out.squeeze(0).transpose(0, 1))
+        return torch.cat(outputs).flatten(1)
+
+
+class ColumnGroupedLinear(torch.nn.Module):
+    """Transformer Engine's GroupedLinear by its surface: weight0.., forward(x, splits)."""
+
+    axis = 0
+
+    def __init__(
+        self,
+        num_gemms,
+        input_size,
+        output_size,
+        *,
+        config,
+        init_method,
+        bias,
+        skip_bias_add,
+        is_expert,
+        tp_comm_buffer_name=None,
+        pg_collection=None,
+    ):
+        super().__init__()
+        assert not bias
+        self.num_gemms, self.config, self.groups = num_gemms, config, pg_collection
+        for index in range(num_gemms):
+            weight = torch.nn.Parameter(
+                torch.empty(output_size, input_size, dtype=config.params_dtype)
+            )
+            init_method(weight.data)
+            weight.allreduce = not (is_expert and config.expert_model_parallel_size > 1)
+            weight.tensor_model_parallel, weight.partition_dim = False, -1
+            weight.partition_stride = 1
+            self.register_parameter(f"weight{index}", weight)
+
+    def forward(self, x, m_splits):
+        parts = enumerate(torch.split(x, [int(m) for m in m_splits]))
+        return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in parts]), None
+
+    def backward_dw(self):
+        pass
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        found = {}
+        total = self.groups.ep.size() * self.num_gemms
+        first = self.groups.ep.rank() * self.num_gemms
+        state = self.state_dict(prefix="", keep_vars=True)
+        for index in range(self.num_gemms):
+            sharded = make_sharded_tensors_for_checkpoint(
+                {f"{index}.weight": state[f"weight{index}"]},
+                "",
+                {f"{index}.weight": self.axis},
+                (*sharded_offsets, (len(sharded_offsets), first + index, total)),
+                tp_group=self.groups.expt_tp,
+                dp_cp_group=metadata["dp_cp_group"],
+            )
+            replace_prefix_for_sharding(sharded, f"{index}.", prefix)
+            tensor = sharded[f"{index}.weight"]
+            tensor.replica_id = (*tensor.replica_id[:2], self.groups.expt_dp.rank())
+            found[f"{prefix}weight{index}"] = tensor
+        return found
+
+
+class RowGroupedLinear(ColumnGroupedLinear):
+    """The second expert matrix."""
+
+    axis = 1
+
+
+class NormColumnLinear(ColumnParallelLinear):
+    """TE's fused RMSNorm + linear by its parameter names (layer_norm_weight, weight)."""
+
+    def __init__(self, input_size, output_size, *, config, **kwargs):
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
+        weight.allreduce = True
+        self.layer_norm_weight, self.eps = weight, config.layernorm_epsilon
+
+    def forward(self, x, *args, **kwargs):
+        x = F.rms_norm(x, (x.shape[-1],), self.layer_norm_weight, self.eps)
+        return super().forward(x, *args, **kwargs)
+
+
+def get_spec(args, config, vp_stage=None):
+    """slime's `--spec` seam (backends/megatron_utils/model_provider.py)."""
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
+    for layer in spec.layer_specs:
+        parts = layer.submodules
+        parts.input_layernorm = IdentityOp
+        parts.self_attention.submodules.linear_qkv = NormColumnLinear
+        parts.self_attention.submodules.core_attention = PackedAttention
+        if hasattr(parts.mlp.submodules, "experts"):
+            parts.mlp.submodules.experts = ModuleSpec(
+                module=TEGroupedMLP,
+                submodules=MLPSubmodules(linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear),
+            )
+        else:  # a dense layer: its norm is fused into the first linear, as with TE
+            parts.pre_mlp_layernorm = IdentityOp
+            parts.mlp.submodules.linear_fc1 = NormColumnLinear
+    return spec

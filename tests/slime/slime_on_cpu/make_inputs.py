@@ -1,0 +1,152 @@
+"""A tiny Qwen3-MoE checkpoint, its tokenizer, and rollout dumps with skewed routed experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 2, 64, 4, 2, 16
+NUM_EXPERTS, TOP_K, EXPERT_FFN, VOCAB = 8, 2, 32, 256
+CONFIG = dict(
+    architectures=["Qwen3MoeForCausalLM"],
+    model_type="qwen3_moe",
+    hidden_size=HIDDEN,
+    num_hidden_layers=NUM_LAYERS,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    intermediate_size=128,
+    moe_intermediate_size=EXPERT_FFN,
+    num_experts=NUM_EXPERTS,
+    num_experts_per_tok=TOP_K,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+    vocab_size=VOCAB,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    max_position_embeddings=4096,
+    hidden_act="silu",
+    attention_bias=False,
+    torch_dtype="bfloat16",
+    router_aux_loss_coef=0.0,
+    bos_token_id=0,
+    eos_token_id=1,
+)
+
+
+def make_checkpoint(folder: Path) -> None:
+    """Write config.json, model.safetensors and the tokenizer."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(0)
+
+    def random(*shape):
+        return (torch.randn(*shape) * 0.05).bfloat16()
+
+    ones = lambda size: torch.ones(size).bfloat16()
+    state = {
+        "model.embed_tokens.weight": random(VOCAB, HIDDEN),
+        "lm_head.weight": random(VOCAB, HIDDEN),
+        "model.norm.weight": ones(HIDDEN),
+    }
+    for layer in range(NUM_LAYERS):
+        p = f"model.layers.{layer}."
+        state |= {
+            p + "self_attn.q_proj.weight": random(HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.k_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.v_proj.weight": random(KV_HEADS * HEAD_DIM, HIDDEN),
+            p + "self_attn.o_proj.weight": random(HIDDEN, HEADS * HEAD_DIM),
+            p + "self_attn.q_norm.weight": ones(HEAD_DIM),
+            p + "self_attn.k_norm.weight": ones(HEAD_DIM),
+            p + "input_layernorm.weight": ones(HIDDEN),
+            p + "post_attention_layernorm.weight": ones(HIDDEN),
+            p + "mlp.gate.weight": random(NUM_EXPERTS, HIDDEN),
+        }
+        for e in range(NUM_EXPERTS):
+            state |= {
+                p + f"mlp.experts.{e}.gate_proj.weight": random(EXPERT_FFN, HIDDEN),
+                p + f"mlp.experts.{e}.up_proj.weight": random(EXPERT_FFN, HIDDEN),
+                p + f"mlp.experts.{e}.down_proj.weight": random(HIDDEN, EXPERT_FFN),
+            }
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    _make_tokenizer(folder)
+
+
+def _make_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<bos>": 0, "<eos>": 1, **{f"t{i}": i for i in range(2, VOCAB)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<bos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    ).save_pretrained(folder)
+
+
+def make_rollouts(folder: Path, num_rollouts: int = 4, num_samples: int = 16) -> None:
+    """Write `rollout_{i}.pt` as slime's --save-debug-rollout-data does; experts 0 and 1 are hot."""
+    from slime.utils.types import Sample
+
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.tensor([8.0, 6, 1, 1, 1, 1, 1, 1])
+    for rollout_id in range(num_rollouts):
+        samples = []
+        for i in range(num_samples):
+            num_prompt = 4
+            num_new = int(torch.randint(6, 40, (1,), generator=generator))
+            total = num_prompt + num_new
+            tokens = torch.randint(2, VOCAB, (total,), generator=generator).tolist()
+            rows = weights.expand((total - 1) * NUM_LAYERS, NUM_EXPERTS)
+            routed = torch.multinomial(rows, TOP_K, generator=generator)
+            routed = routed.reshape(total - 1, NUM_LAYERS, TOP_K).to(torch.int32)
+            sample = Sample(
+                group_index=i // 4,
+                index=rollout_id * num_samples + i,
+                prompt="t2 t3",
+                tokens=tokens,
+                response="x",
+                response_length=num_new,
+                reward=float(tokens[-1] % 2),
+                loss_mask=[1] * num_new,
+                rollout_log_probs=[-5.5] * num_new,
+                rollout_routed_experts=routed.numpy(),
+                status=Sample.Status.COMPLETED,
+                metadata={},
+            )
+            samples.append(sample.to_dict())
+        torch.save(
+            {"rollout_id": rollout_id, "samples": samples}, folder / f"rollout_{rollout_id}.pt"
+        )
+
+
+def arguments(folder: Path, *, num_gpus: int = 2, ep: int = 2) -> list[str]:
+    """slime's command line for the tiny model on `num_gpus` CPU ranks."""
+    return f"""
+--train-backend megatron --actor-num-nodes 1 --actor-num-gpus-per-node {num_gpus}
+--num-gpus-per-node {num_gpus} --rollout-num-gpus 0 --debug-train-only
+--load-debug-rollout-data {folder}/rollout_{{rollout_id}}.pt
+--hf-checkpoint {folder}/hf --load {folder}/hf --ref-load {folder}/hf
+--disable-rollout-global-dataset --num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4
+--global-batch-size 8 --advantage-estimator grpo --use-kl-loss --kl-loss-coef 0.01
+--kl-loss-type low_var_kl --eps-clip 0.2 --use-dynamic-batch-size --max-tokens-per-gpu 128
+--data-pad-size-multiplier 16 --spec slime_on_cpu.layer_spec get_spec --transformer-impl local
+--distributed-backend gloo --num-layers 2 --hidden-size 64 --num-attention-heads 4
+--group-query-attention --num-query-groups 2 --kv-channels 16 --qk-layernorm
+--ffn-hidden-size 128 --moe-ffn-hidden-size 32 --num-experts 8 --moe-router-topk 2
+--moe-token-dispatcher-type alltoall --moe-router-load-balancing-type none
+--moe-router-dtype fp32 --moe-grouped-gemm --expert-model-parallel-size {ep}
+--tensor-model-parallel-size 1 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu
+--disable-bias-linear --position-embedding-type rope --rotary-base 10000 --vocab-size 256
+--make-vocab-size-divisible-by 1 --untie-embeddings-and-output-weights --no-rope-fusion
+--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-persist-layer-norm
+--no-bias-swiglu-fusion --no-bias-dropout-fusion --attention-dropout 0 --hidden-dropout 0
+--optimizer adam --lr 1e-3 --lr-decay-style constant --weight-decay 0.0
+--accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --seed 1234
+""".split()

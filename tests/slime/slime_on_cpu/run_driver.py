@@ -1,0 +1,54 @@
+"""Run a slime driver under real Ray on the CPU: `run_driver.py MODULE [slime arguments]`.
+
+MODULE is `train` (slime's own train.py), or `app.slime_train` / `app.slime_train_async`. Prints
+DRIVER_DONE at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from slime_on_cpu.install import install
+
+
+def main() -> None:
+    install()
+    module_name = sys.argv[1]
+    sys.argv = [module_name, *sys.argv[2:]]
+    import ray
+
+    inherited = ("ROUTEPACK_TEST_", "SLIME_", "PYTHONPATH")
+    ray.init(
+        num_cpus=8,
+        num_gpus=int(os.environ.get("ROUTEPACK_TEST_GPUS", "2")),
+        include_dashboard=False,
+        object_store_memory=512 * 2**20,
+        runtime_env={
+            "worker_process_setup_hook": "slime_on_cpu.install.install",
+            "env_vars": {
+                "TORCHDYNAMO_DISABLE": "1",
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "HF_HUB_OFFLINE": "1",
+                "WANDB_MODE": os.environ.get("WANDB_MODE", "disabled"),
+                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+                **{k: v for k, v in os.environ.items() if k.startswith(inherited)},
+            },
+        },
+    )
+    module = importlib.import_module(module_name)
+    if hasattr(module, "main"):
+        module.main()
+    else:
+        from slime.utils.arguments import parse_args
+
+        module.train(parse_args())
+    print("DRIVER_DONE", flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
