@@ -21,9 +21,7 @@ def tiny_config(world: int = 2, ep: int = 2, **sections) -> RunConfig:
     defaults = dict(
         name="tiny",
         ranks=RanksConfig(world=world, ep=ep),
-        model=ModelConfig(
-            hidden_size=32, head_dim=16, ffn_hidden_size=64, moe_ffn_hidden_size=24
-        ),
+        model=ModelConfig(hidden_size=32, head_dim=16, ffn_hidden_size=64, moe_ffn_hidden_size=24),
         routing_skew=RoutingSkewConfig(expert_bias_std=0.1),
         tasks=TasksConfig(length_median=8.0, length_max=24),
         rollout=RolloutConfig(num_groups=2 * world, group_size=4, max_new_tokens=24),

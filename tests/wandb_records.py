@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal.datastore import DataStore
+
+FILE_HEADER, BLOCK, RECORD_HEADER = 7, 32768, 7
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 @dataclass
@@ -26,13 +29,31 @@ def offline_runs(folder: Path) -> list[OfflineRun]:
     return [_read(file) for file in files]
 
 
+def _records(data: bytes) -> Iterator[bytes]:
+    """Records of LevelDB's log format: blocks of 32 KiB, each chunk with checksum, length, type."""
+    position, partial = FILE_HEADER, b""
+    while position + RECORD_HEADER <= len(data):
+        if BLOCK - position % BLOCK < RECORD_HEADER:
+            position += BLOCK - position % BLOCK
+            continue
+        length, kind = (
+            int.from_bytes(data[position + 4 : position + 6], "little"),
+            data[position + 6],
+        )
+        chunk = data[position + RECORD_HEADER : position + RECORD_HEADER + length]
+        position += RECORD_HEADER + length
+        partial = chunk if kind in (FULL, FIRST) else partial + chunk
+        if kind in (FULL, LAST):
+            yield partial
+
+
 def _read(file: Path) -> OfflineRun:
-    store = DataStore()
-    store.open_for_scan(str(file))
+    data = file.read_bytes()
+    assert data[:4] == b":W&B", f"{file} is not a wandb run file"
     run, names = OfflineRun(), {}
-    while (data := store.scan_data()) is not None:
+    for encoded in _records(data):
         record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+        record.ParseFromString(encoded)
         kind = record.WhichOneof("record_type")
         if kind == "run":
             run.group, run.job_type = record.run.run_group, record.run.job_type

@@ -123,6 +123,7 @@ def _patch_torch() -> None:
 def _patch_megatron() -> None:
     # Megatron says in many places that Transformer Engine and Apex are missing: on a CPU they are.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 

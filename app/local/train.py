@@ -71,7 +71,8 @@ def train_rank(
             num_fallbacks=num_fallbacks,
         )
         if window_id == 0:
-            metrics |= {f"start/{name}": value for name, value in asdict(check).items()}
+            start = {k: v for k, v in asdict(check).items() if v is not None}
+            metrics |= {f"start/{name}": value for name, value in start.items()}
         history.append(metrics)
         log.log(window_id, metrics)
     if is_writer:
@@ -108,6 +109,9 @@ def summary(policy: str, history: list[dict[str, float]]) -> dict[str, Any]:
         "train.rows": sum(m["plan/rows"] for m in history) / len(history),
         "train.moved_experts": sum(m["place/moved_experts"] for m in history),
         "train.fallback": history[-1]["fallback"],
-        "train.max_log_prob_difference": history[0]["start/max_log_prob_difference"],
-        "train.equal_rows": history[0]["start/equal_rows"],
+        **{
+            name.replace("start/", "train."): v
+            for name, v in history[0].items()
+            if "start/" in name
+        },
     }

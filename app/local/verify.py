@@ -163,15 +163,15 @@ def _admitted_inputs(session: Session, rollout: SealedRollout, policy: str):
 
 
 def _inputs_without_one(session: Session, rollout: SealedRollout, loss):
-    """The rows of `off` with one trajectory of a full cell left out, under the same loss sum."""
+    """The rows of `off` less the trajectory of largest advantage that shares its cell."""
     admitted = admit(session.config, session.trainer, rollout.window, "off", PlannerCalls())
     plan: Plan = admitted.plan
+    advantage = advantages(rollout.rewards, rollout.window.group)
     cell = plan.rows.cell.copy()
-    sizes = np.bincount(cell[cell >= 0])
-    dropped = int(np.flatnonzero(cell == sizes.argmax())[0])
+    shares_its_cell = np.bincount(cell[cell >= 0])[cell] > 1
+    dropped = int(np.argmax(np.abs(advantage) * (shares_its_cell & (cell >= 0))))
     cell[dropped] = -1
     broken = replace(plan, rows=replace(plan.rows, cell=cell))
-    advantage = advantages(rollout.rewards, rollout.window.group)
     batches, _ = grpo_step_inputs(rollout.trajectories, advantage, broken, 0.2)
     return batches, loss
 

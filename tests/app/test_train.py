@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-
-from app.train import train
 from app_ranks.faulty_planner import faulty_schedule
-from rollout_hooks.admission import PlannerCalls
 from tiny import tiny_config
 from wandb_records import offline_runs
+
+from app.train import train
+from rollout_hooks.admission import PlannerCalls
 
 pytestmark = pytest.mark.ranks
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny import tiny_config
+from wandb_records import offline_runs
 
 from app.compare import compare
 from app.verify import verify
-from tiny import tiny_config
-from wandb_records import offline_runs
 
 pytestmark = pytest.mark.ranks
 
@@ -49,7 +49,9 @@ def test_compare_measures_every_policy_on_the_same_windows(in_tmp):
     assert {f"compare.{name}" for name in names} <= figures.keys()
     share = "compare.headroom_share.full"
     assert (share in figures) != (share in content["skipped"])
-    assert figures["compare.expert_max_over_mean.full"] < figures["compare.expert_max_over_mean.off"]
+    assert (
+        figures["compare.expert_max_over_mean.full"] < figures["compare.expert_max_over_mean.off"]
+    )
     assert figures["compare.expert_max_over_mean.base"] == pytest.approx(
         figures["compare.expert_max_over_mean.off"]
     )
