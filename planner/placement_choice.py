@@ -10,109 +10,130 @@ its best.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
-from planner.greedy_placement import Repair
 from planner.move_cost import MoveCost
 
+FIGURES = ("num_moved", "num_cross_node", "remote_tokens", "squares", "saved_tokens")
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Option:
-    """One possible repair of a layer."""
 
-    owner: np.ndarray
-    """[expert] EP rank."""
-    num_moved: int
-    num_cross_node: int
-    """Moved experts whose node changes."""
-    remote_tokens: int
+class Figures(NamedTuple):
+    """What one repair of a layer changes; of several repairs, arrays [option]."""
+
+    num_moved: Any
+    """Experts whose EP rank changes."""
+    num_cross_node: Any
+    """Those whose node changes."""
+    remote_tokens: Any
     """Routed tokens of experts off their home node, more than before."""
-    squares: int
+    squares: Any
     """Reduction of sum_p G_p^2."""
-    saved_tokens: int
+    saved_tokens: Any
     """Reduction of max_p G_p."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pricing:
-    """Turns an option into seconds."""
+    """Turns figures into seconds."""
 
     move: MoveCost
     cost_per_token: float
     """Joint cost of one routed token on the busiest rank: 1 / (C x EP groups x shards)."""
 
-    def saving(self, option: Option) -> float:
-        return option.saved_tokens * self.cost_per_token * self.move.seconds_per_cost
+    def saving(self, figures: Figures) -> float:
+        return figures.saved_tokens * self.cost_per_token * self.move.seconds_per_cost
 
-    def price(self, option: Option) -> float:
-        near = option.num_moved - option.num_cross_node
+    def price(self, figures: Figures) -> float:
+        near = figures.num_moved - figures.num_cross_node
         seconds = near * self.move.seconds_per_byte
-        seconds += option.num_cross_node * self.move.seconds_per_remote_byte
-        remote = option.remote_tokens * self.move.seconds_per_remote_token
+        seconds += figures.num_cross_node * self.move.seconds_per_remote_byte
+        remote = figures.remote_tokens * self.move.seconds_per_remote_token
         return seconds * self.move.bytes_per_expert + remote
 
-    def net(self, option: Option) -> float:
-        return self.saving(option) - self.price(option)
+    def net(self, figures: Figures) -> float:
+        return self.saving(figures) - self.price(figures)
 
 
-def option_of(
+@numba.njit(cache=True, nogil=True)
+def figures_along(load, before, start, path, num_ranks, ranks_per_node, figures):
+    """Figures after each swap of a path that begins at owner `start` [expert].
+
+    Fills figures [swap, 5] in the order of FIGURES, all against owner `before` [expert].
+    """
+    num_experts = load.shape[0]
+    per_node = num_experts // num_ranks * ranks_per_node
+    owner = start.copy()
+    total_before = np.zeros(num_ranks, np.int64)
+    total = np.zeros(num_ranks, np.int64)
+    moved = 0
+    crossed = 0
+    remote = 0
+    for expert in range(num_experts):
+        total_before[before[expert]] += load[expert]
+        total[owner[expert]] += load[expert]
+        moved += owner[expert] != before[expert]
+        node = owner[expert] // ranks_per_node
+        node_before = before[expert] // ranks_per_node
+        crossed += node != node_before
+        home = expert // per_node
+        remote += load[expert] * ((node != home) - (node_before != home))
+    squares_before = (total_before**2).sum()
+    for swap in range(path.shape[0]):
+        a, b = path[swap]
+        for expert, rank in ((a, owner[b]), (b, owner[a])):
+            home = expert // per_node
+            node, node_next = owner[expert] // ranks_per_node, rank // ranks_per_node
+            node_before = before[expert] // ranks_per_node
+            moved += (rank != before[expert]) - (owner[expert] != before[expert])
+            crossed += (node_next != node_before) - (node != node_before)
+            remote += load[expert] * ((node_next != home) - (node != home))
+            total[owner[expert]] -= load[expert]
+            total[rank] += load[expert]
+        owner[a], owner[b] = owner[b], owner[a]
+        figures[swap, 0] = moved
+        figures[swap, 1] = crossed
+        figures[swap, 2] = remote
+        figures[swap, 3] = squares_before - (total**2).sum()
+        figures[swap, 4] = total_before.max() - total.max()
+
+
+def figures_of(
     load: np.ndarray, before: np.ndarray, owner: np.ndarray, num_ranks: int, ranks_per_node: int
-) -> Option:
-    """Describes an owner [expert] against the carried one, for load [expert]."""
+) -> Figures:
+    """Figures of owner [expert] against `before`; the plain numpy twin of `figures_along`."""
     total_before = np.bincount(before, load, num_ranks).astype(np.int64)
     total = np.bincount(owner, load, num_ranks).astype(np.int64)
-    moved = owner != before
-    crossed = owner // ranks_per_node != before // ranks_per_node
     home = np.arange(len(load)) // (len(load) // num_ranks) // ranks_per_node
-    away = (
-        load[owner // ranks_per_node != home].sum() - load[before // ranks_per_node != home].sum()
-    )
-    return Option(
-        owner=owner.copy(),
-        num_moved=int(moved.sum()),
-        num_cross_node=int(crossed.sum()),
-        remote_tokens=int(away),
+    away = load[owner // ranks_per_node != home].sum()
+    return Figures(
+        num_moved=int((owner != before).sum()),
+        num_cross_node=int((owner // ranks_per_node != before // ranks_per_node).sum()),
+        remote_tokens=int(away - load[before // ranks_per_node != home].sum()),
         squares=int((total_before**2).sum() - (total**2).sum()),
         saved_tokens=int(total_before.max() - total.max()),
     )
 
 
-def path_options(
-    load: np.ndarray,
-    before: np.ndarray,
-    start: np.ndarray,
-    repair: Repair,
-    layer: int,
-    num_ranks: int,
-    ranks_per_node: int,
-) -> list[Option]:
-    """The options after each swap of a layer's repair, which began at owner `start` [expert]."""
-    owner = start.copy()
-    options = []
-    for a, b in repair.path[layer, : repair.num_swaps[layer]]:
-        owner[a], owner[b] = owner[b], owner[a]
-        options.append(option_of(load, before, owner, num_ranks, ranks_per_node))
-    return options
-
-
 def choose(
-    options: list[list[Option]], value: list[list[float]], max_moves: int | None
-) -> list[Option | None]:
-    """One option per layer, or None for no change.
+    num_moved: list[np.ndarray], value: list[np.ndarray], max_moves: int | None
+) -> list[int]:
+    """The chosen option of each layer, or -1 for no change.
 
-    Args: options[layer] with value[layer] (0 for no change); max_moves: limit over all layers.
+    Args: num_moved[layer] [option] experts moved; value[layer] [option] worth (0 for no change);
+    max_moves: limit over all layers.
     """
-    chosen: list[Option | None] = [None] * len(options)
+    chosen = [-1] * len(value)
     steps = []
-    for layer, candidates in enumerate(options):
-        corners = _rising_envelope([option.num_moved for option in candidates], value[layer])
+    for layer in range(len(value)):
         moves, worth = 0, 0.0
-        for order, k in enumerate(corners):
-            added = candidates[k].num_moved - moves
-            gain = value[layer][k] - worth
+        for order, k in enumerate(_rising_envelope(num_moved[layer], value[layer])):
+            added = int(num_moved[layer][k]) - moves
+            gain = float(value[layer][k]) - worth
             steps.append((-gain / max(added, 1), layer, order, added, k))
-            moves, worth = candidates[k].num_moved, value[layer][k]
+            moves, worth = moves + added, worth + gain
     left = max_moves
     blocked = set()
     for _, layer, _, added, k in sorted(steps):
@@ -121,29 +142,27 @@ def choose(
         if left is not None and added > left:
             blocked.add(layer)
             continue
-        chosen[layer] = options[layer][k]
+        chosen[layer] = k
         if left is not None:
             left -= added
     return chosen
 
 
-def _rising_envelope(moves: list[int], value: list[float]) -> list[int]:
+def _rising_envelope(moves: np.ndarray, value: np.ndarray) -> list[int]:
     """Indices of the rising part of the upper concave envelope over (0, 0) and the points."""
     corners: list[int] = []
-    at = (0, 0.0)
+    at_moves, at_value = 0, 0.0
     while True:
-        best = None
-        for k in range(len(moves)):
-            if value[k] <= at[1] or moves[k] < at[0] or (moves[k] == at[0] and corners):
-                continue
-            slope = (value[k] - at[1]) / max(moves[k] - at[0], 1e-9)
-            key = (-slope, -moves[k], k)
-            if best is None or key < best[0]:
-                best = (key, k)
-        if best is None:
+        rising = np.flatnonzero((value > at_value) & (moves > at_moves))
+        if not corners:
+            rising = np.flatnonzero(value > at_value)
+        if not len(rising):
             return corners
-        corners.append(best[1])
-        at = (moves[best[1]], value[best[1]])
+        slope = (value[rising] - at_value) / np.maximum(moves[rising] - at_moves, 1e-9)
+        steepest = rising[slope >= slope.max() * (1 - 1e-12)]
+        corner = int(steepest[np.argmax(moves[steepest])])
+        corners.append(corner)
+        at_moves, at_value = int(moves[corner]), float(value[corner])
 
 
 def cv_lower_bound(load: np.ndarray, num_ranks: int) -> np.ndarray:

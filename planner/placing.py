@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.few_moves import cyclic_repair_layers, random_orders
-from planner.greedy_placement import LIMIT_REACHED, TARGET_MET, Repair, greedy_repair
+from planner.greedy_placement import TARGET_MET, Repair, greedy_repair
 from planner.options import MOVES_EXPERTS, PlannerOptions, check_policy, check_sizes
 from planner.placement import Placement, coefficient_of_variation, rank_load
 from planner.placement_choice import (
-    Option,
+    FIGURES,
+    Figures,
     Pricing,
     choose,
     cv_lower_bound,
-    option_of,
-    path_options,
+    figures_along,
+    figures_of,
 )
 from planner.topology import Topology
 from planner.window import Window
@@ -128,63 +129,90 @@ def _repair_what_pays(
     """
     num_ranks = topology.num_ep_ranks
     node = topology.ranks_per_node or num_ranks
-    near = greedy_repair(load, before, num_ranks, options.cv_target, node)
-    stages = [near]
+    inside = greedy_repair(load, before, num_ranks, options.cv_target, node)
+    across = None
     if node < num_ranks:
-        stages.append(greedy_repair(load, near.owner, num_ranks, options.cv_target))
-    pricing = _pricing(topology, options)
+        across = greedy_repair(load, inside.owner, num_ranks, options.cv_target)
     cyclic = None
-    if options.placement == "few_moves" and node >= num_ranks:
+    if options.placement == "few_moves" and across is None:
         cyclic = _cyclic(load, before, topology, options, seed)
-    candidates: list[list[Option]] = []
-    values: list[list[float]] = []
-    for layer in range(len(load)):
-        found = path_options(
-            load[layer], before[layer], before[layer], near, layer, num_ranks, node
-        )
-        worth = [_value(option, pricing, options) for option in found]
-        if len(stages) > 1:
-            inside = found[-1] if found else None
-            base = pricing.net(inside) if inside else 0.0
-            across = path_options(
-                load[layer], before[layer], near.owner[layer], stages[1], layer, num_ranks, node
-            )
-            across = [option for option in across if pricing.net(option) > base]
-            found += across
-            worth += [_value(option, pricing, options) for option in across]
-        if cyclic is not None and (cyclic.owner[layer] != before[layer]).any():
-            found.append(
-                option_of(load[layer], before[layer], cyclic.owner[layer], num_ranks, node)
-            )
-            worth.append(_value(found[-1], pricing, options))
-        candidates.append(found)
-        values.append(worth)
-    best = choose(candidates, values, None)
+    found = [
+        _layer_options(load, before, layer, inside, across, cyclic, topology, options)
+        for layer in range(len(load))
+    ]
+    moves = [figures.num_moved for figures, _ in found]
+    values = [value for _, value in found]
+    best = choose(moves, values, None)
     chosen = best
     if options.moves_allowed is not None:
-        chosen = choose(candidates, values, options.moves_allowed)
+        chosen = choose(moves, values, options.moves_allowed)
     owner = before.copy()
     for layer, option in enumerate(chosen):
-        if option is not None:
-            owner[layer] = option.owner
-    if _num_moved(chosen) < _num_moved(best):
+        if option >= 0:
+            _apply(owner[layer], layer, option, inside, across, cyclic)
+    if chosen != best:
         return owner, "max_moves"
-    if options.stop == "net_benefit" or topology.ranks_per_node is not None:
+    if options.stop == "net_benefit" or across is not None:
         return owner, "net_benefit"
-    unmet = (
-        any((stage.reason == LIMIT_REACHED).any() for stage in stages)
-        or not (stages[-1].reason == TARGET_MET).all()
-    )
-    return owner, "no_improving_swap" if unmet else "cv_target"
+    met = (inside.reason == TARGET_MET).all()
+    return owner, "cv_target" if met else "no_improving_swap"
 
 
-def _value(option: Option, pricing: Pricing, options: PlannerOptions) -> float:
-    """What a layer's repair is worth: seconds, or balance when every swap is wanted."""
-    return pricing.net(option) if options.stop == "net_benefit" else float(option.squares)
+def _layer_options(
+    load: np.ndarray,
+    before: np.ndarray,
+    layer: int,
+    inside: Repair,
+    across: Repair | None,
+    cyclic: Repair | None,
+    topology: Topology,
+    options: PlannerOptions,
+) -> tuple[Figures, np.ndarray]:
+    """A layer's options: every prefix of its swaps, then the cyclic repair: (figures, values)."""
+    num_ranks = topology.num_ep_ranks
+    node = topology.ranks_per_node or num_ranks
+    layer_load, layer_before = load[layer], before[layer]
+    tables = [np.zeros((inside.num_swaps[layer], len(FIGURES)), np.int64)]
+    path = inside.path[layer, : len(tables[0])]
+    figures_along(layer_load, layer_before, layer_before, path, num_ranks, node, tables[0])
+    if across is not None:
+        tables.append(np.zeros((across.num_swaps[layer], len(FIGURES)), np.int64))
+        path = across.path[layer, : len(tables[1])]
+        start = inside.owner[layer]
+        figures_along(layer_load, layer_before, start, path, num_ranks, node, tables[1])
+    if cyclic is not None:
+        owner = cyclic.owner[layer]
+        tables.append(np.array([figures_of(layer_load, layer_before, owner, num_ranks, node)]))
+    figures = Figures(*np.concatenate(tables).T)
+    pricing = _pricing(topology, options)
+    net = np.asarray(pricing.net(figures), np.float64)
+    value = net if options.stop == "net_benefit" else figures.squares.astype(np.float64)
+    if across is not None:
+        num_inside = len(tables[0])
+        base = net[num_inside - 1] if num_inside else 0.0
+        worthless = (np.arange(len(net)) >= num_inside) & (net <= base)
+        value = np.where(worthless, -np.inf, value)
+    return figures, value
 
 
-def _num_moved(chosen: list[Option | None]) -> int:
-    return sum(option.num_moved for option in chosen if option is not None)
+def _apply(
+    owner: np.ndarray,
+    layer: int,
+    option: int,
+    inside: Repair,
+    across: Repair | None,
+    cyclic: Repair | None,
+) -> None:
+    """Carries out an option of `_layer_options` on owner [expert], in place."""
+    num_inside = int(inside.num_swaps[layer])
+    if cyclic is not None and option == num_inside:
+        owner[:] = cyclic.owner[layer]
+        return
+    swaps = inside.path[layer, : min(option + 1, num_inside)]
+    if across is not None and option >= num_inside:
+        swaps = np.concatenate([swaps, across.path[layer, : option + 1 - num_inside]])
+    for a, b in swaps:
+        owner[a], owner[b] = owner[b], owner[a]
 
 
 def _pricing(topology: Topology, options: PlannerOptions) -> Pricing:
@@ -194,11 +222,11 @@ def _pricing(topology: Topology, options: PlannerOptions) -> Pricing:
 
 def _changes(
     load: np.ndarray, before: np.ndarray, placement: Placement, topology: Topology
-) -> list[Option]:
+) -> list[Figures]:
     """What changes in each layer whose owners change."""
     owner = placement.owner
     node = topology.ranks_per_node or topology.num_ep_ranks
     return [
-        option_of(load[layer], before[layer], owner[layer], topology.num_ep_ranks, node)
+        figures_of(load[layer], before[layer], owner[layer], topology.num_ep_ranks, node)
         for layer in np.flatnonzero((owner != before).any(axis=1))
     ]

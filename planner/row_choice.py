@@ -14,7 +14,7 @@ from planner.global_rows import global_ffd_rows
 from planner.pair_anneal import PAIR_REWARDS, PAIR_WINDOWS
 from planner.pair_start import pair_cells
 from planner.pipeline_sim import makespan
-from planner.rescore import cells_to_internal, layout_of, problem_of
+from planner.rescore import Problem, cells_to_internal, layout_of, problem_of
 from planner.row_count import RowCount, most_rows
 from planner.row_order import valley
 from planner.topology import Topology
@@ -34,17 +34,17 @@ def candidate_rows(counted: RowCount, num_trajectories: int, topology: Topology)
     return counts
 
 
-def rows_of_least_makespan(
+def ranked_row_counts(
     length: np.ndarray, q: np.ndarray, counted: RowCount, topology: Topology, cost: CostModel
-) -> int:
-    """The chosen row count, for length [trajectory] and q [trajectory, layer, EP rank].
+) -> list[int]:
+    """Candidate row counts by predicted time, for length [trajectory], q [trajectory, layer, rank].
 
     Ties go to fewer rows.
     """
-    best = (float("inf"), counted.value)
     candidates = candidate_rows(counted, len(length), topology)
     if len(candidates) == 1:
-        return candidates[0]
+        return candidates
+    predicted = []
     for num_rows in candidates:
         first = global_ffd_rows(length, topology, counted, num_rows)
         problem = problem_of(length, q, num_rows, topology, cost)
@@ -52,8 +52,13 @@ def rows_of_least_makespan(
         scale = layout_of(problem, cell).row_cost.mean()
         reward = PAIR_REWARDS[0] * scale
         paired = pair_cells(problem, cell, window=PAIR_WINDOWS[0], token_reward=reward)
-        for layout in (layout_of(problem, paired), layout_of(problem, cell)):
-            row_cost = layout.row_cost.reshape(num_rows, topology.num_shards)
-            order = valley(row_cost.max(axis=1))
-            best = min(best, (makespan(row_cost, topology, order), num_rows))
-    return best[1]
+        times = [valley_makespan(problem, layout, topology) for layout in (paired, cell)]
+        predicted.append((min(times), num_rows))
+    return [num_rows for _, num_rows in sorted(predicted)]
+
+
+def valley_makespan(problem: Problem, cell: np.ndarray, topology: Topology) -> float:
+    """Predicted time of internal cells with their rows in valley order."""
+    layout = layout_of(problem, cell)
+    row_cost = layout.row_cost.reshape(problem.num_rows, topology.num_shards)
+    return makespan(row_cost, topology, valley(row_cost.max(axis=1)))

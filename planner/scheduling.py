@@ -11,14 +11,15 @@ import numpy as np
 from planner.base_rows import dp_local_ffd
 from planner.communication import traffic
 from planner.cost import CostModel
+from planner.found import Found
 from planner.global_rows import global_ffd_rows
 from planner.options import SEARCHES_ROWS, PlannerOptions, check_policy, check_sizes
 from planner.pair_anneal import pair_anneal
 from planner.pipeline_sim import makespan
 from planner.placement import Placement
 from planner.population_annealing import population_annealing
-from planner.rescore import cells_to_internal, problem_of, rows_of
-from planner.row_choice import rows_of_least_makespan
+from planner.rescore import Problem, cells_to_internal, problem_of, rows_of
+from planner.row_choice import ranked_row_counts, valley_makespan
 from planner.row_count import (
     RowCount,
     count_kept,
@@ -31,6 +32,9 @@ from planner.score import rank_demand, row_costs, score_rank_demand
 from planner.slime_rows import slime_rows
 from planner.topology import Topology
 from planner.window import Window
+
+TRIED_COUNTS, TRIAL_SHARE = 3, 0.1
+"""Row counts that get a trial search in makespan mode, and each trial's share of the budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,37 +169,52 @@ def _search(
     In makespan mode the rows of slime and of base are seeds where their number agrees, and are
     taken as they are where they are predicted faster.
     """
+    budget = (options.budget_seconds, options.budget_proposals)
     others: list[Rows] = []
     if options.rows == "paper":
-        num_rows = raised_to_pipeline_floor(counted.value, len(length), topology)
+        counts = [raised_to_pipeline_floor(counted.value, len(length), topology)]
     else:
-        num_rows = rows_of_least_makespan(length, q, counted, topology, cost)
+        counts = ranked_row_counts(length, q, counted, topology, cost)[:TRIED_COUNTS]
         for policy in ("off", "base"):
             fixed = _fixed_rows(length, window_id, counted, topology, cost, policy, options)
             others.append(fixed)
+
+    def search(num_rows: int, seeds: list[np.ndarray], share: float) -> tuple[Problem, Found]:
+        problem = problem_of(
+            length,
+            q,
+            num_rows,
+            topology,
+            cost,
+            copies=copies,
+            copy_weight=options.copy_weight,
+            limit=options.max_rank_tokens,
+        )
+        engine = pair_anneal if options.engine == "pair_anneal" else population_annealing
+        first = global_ffd_rows(length, topology, counted, num_rows)
+        layouts = [first, *(rows for rows in others if rows.num_rows == num_rows)]
+        found = engine(
+            problem,
+            [cells_to_internal(rows.cell, topology) for rows in layouts] + seeds,
+            seed=options.seed,
+            num_threads=options.num_threads,
+            budget_seconds=None if budget[0] is None else budget[0] * share,
+            budget_proposals=None if budget[1] is None else round(budget[1] * share),
+        )
+        return problem, found
+
+    num_rows, seeds, share, spent = counts[0], [], 1.0, 0
+    if len(counts) > 1:
+        tried = [search(count, [], TRIAL_SHARE) for count in counts]
+        times = [valley_makespan(problem, found.cell, topology) for problem, found in tried]
+        best = int(np.argmin(times))
+        num_rows, seeds = counts[best], [tried[best][1].cell]
+        share -= TRIAL_SHARE * len(counts)
+        spent = sum(found.num_proposals for _, found in tried)
+    problem, found = search(num_rows, seeds, share)
     first = global_ffd_rows(length, topology, counted, num_rows)
-    problem = problem_of(
-        length,
-        q,
-        num_rows,
-        topology,
-        cost,
-        copies=copies,
-        copy_weight=options.copy_weight,
-        limit=options.max_rank_tokens,
-    )
-    search = pair_anneal if options.engine == "pair_anneal" else population_annealing
-    seeds = [first, *(rows for rows in others if rows.num_rows == num_rows)]
-    found = search(
-        problem,
-        [cells_to_internal(rows.cell, topology) for rows in seeds],
-        seed=options.seed,
-        num_threads=options.num_threads,
-        budget_seconds=options.budget_seconds,
-        budget_proposals=options.budget_proposals,
-    )
-    rows = rows_of(found.cell, problem, topology)
     initial = score_rank_demand(length, q, first, topology, cost)
+    rows = rows_of(found.cell, problem, topology)
     if options.rows == "makespan" and not (options.max_rank_tokens or options.copy_weight):
         rows = _fastest([rows, *others], length, q, topology, cost, options)
     final = score_rank_demand(length, q, rows, topology, cost)
@@ -206,7 +225,7 @@ def _search(
         "J0_over_B": initial.max_shard / bound if bound else 1.0,
         "excess_removed": saved / room if room > 1e-12 else 0.0,
         "reduction": saved / initial.max_shard if initial.max_shard else 0.0,
-        "proposals": float(found.num_proposals),
+        "proposals": float(found.num_proposals + spent),
         "search_seconds": found.seconds,
     }
 

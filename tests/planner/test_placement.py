@@ -15,7 +15,13 @@ from planner.greedy_placement import (
 )
 from planner.move_cost import MoveCost
 from planner.placement import Placement, coefficient_of_variation, rank_load
-from planner.placement_choice import cv_lower_bound
+from planner.placement_choice import (
+    FIGURES,
+    choose,
+    cv_lower_bound,
+    figures_along,
+    figures_of,
+)
 from planner.policy import PlannerOptions, place
 from planner.topology import Topology
 
@@ -238,3 +244,27 @@ def test_an_unreachable_target_is_certified():
     topology = Topology.uniform(dp=2, ep=4, capacity=100)
     result = place(window, topology, Placement.identity(1, 8, 4), "full", PlannerOptions())
     assert result.cv_bound > 5e-4 or result.stop_reason == "no_improving_swap"
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_ranks=st.sampled_from([2, 4]), node=st.sampled_from([1, 2]), seed=st.integers(0, 999))
+def test_figures_along_a_path_equal_those_from_scratch(num_ranks, node, seed):
+    rng = np.random.default_rng(seed)
+    load = rng.integers(0, 100, 4 * num_ranks)
+    before, start = (rng.permutation(np.repeat(np.arange(num_ranks), 4)) for _ in range(2))
+    path = np.array([rng.choice(len(load), 2, replace=False) for _ in range(5)], np.int32)
+    table = np.zeros((5, len(FIGURES)), np.int64)
+    figures_along(load, before, start, path, num_ranks, node, table)
+    owner = start.copy()
+    for swap, (a, b) in enumerate(path):
+        owner[a], owner[b] = owner[b], owner[a]
+        assert tuple(table[swap]) == figures_of(load, before, owner, num_ranks, node)
+
+
+def test_choice_takes_the_steepest_steps_within_the_limit():
+    moves = [np.array([2, 4]), np.array([2, 4])]
+    value = [np.array([10.0, 12.0]), np.array([3.0, 9.0])]
+    assert choose(moves, value, None) == [1, 1]
+    assert choose(moves, value, 2) == [0, -1]
+    assert choose(moves, value, 6) == [0, 1]
+    assert choose([np.array([2])], [np.array([-1.0])], None) == [-1]
