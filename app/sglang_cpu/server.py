@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.sglang_cpu.client import is_healthy
@@ -142,12 +142,8 @@ def _tail(log: Path, num_lines: int = 30) -> str:
 def _close(process: subprocess.Popen) -> None:
     """End the server and every process it started."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(CLOSE_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
