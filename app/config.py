@@ -9,8 +9,10 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from app.local.tokens import VOCAB_SIZE
 from planner.cost import CostModel, Stage
 from planner.policy import PlannerOptions
+from planner.recorded.flops import ModelShape, cost_from_shape, gqa_params
 from planner.topology import Topology
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -292,28 +294,25 @@ class RunConfig:
 
 
 def _cost_from_operations(model: ModelConfig, capacity: int) -> CostModel:
-    """Dense-side coefficients in the unit of one expert on C tokens, by multiply-adds a token."""
-    h, d = model.hidden_size, model.head_dim
-    expert = 3 * h * model.moe_ffn_hidden_size
-    projections = h * d * (2 * model.num_attention_heads + 2 * model.num_query_groups)
-    pair = d * model.num_attention_heads  # causal: 2 products over t/2 positions
-    num_moe = len(model.moe_layers)
-    dense_ffn = (
-        3
-        * h
-        * (model.num_dense_layers * model.ffn_hidden_size + num_moe * model.moe_ffn_hidden_size)
+    """Dense-side coefficients counted from the model's shape (planner/recorded/flops.py)."""
+    shape = ModelShape(
+        num_layers=model.num_layers,
+        num_dense_layers=model.num_dense_layers,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        hidden=model.hidden_size,
+        dense_ffn=model.ffn_hidden_size,
+        expert_ffn=model.moe_ffn_hidden_size,
+        shared_ffn=model.moe_ffn_hidden_size,
+        vocab=VOCAB_SIZE,
+        num_heads=model.num_attention_heads,
+        head_dim=model.head_dim,
+        value_dim=model.head_dim,
+        attention_params=gqa_params(
+            model.hidden_size, model.num_attention_heads, model.num_query_groups, model.head_dim
+        ),
     )
-    layers = model.num_layers
-    return CostModel(
-        stages=(
-            Stage(
-                name="attention",
-                alpha=layers * projections / expert,
-                beta=layers * pair * capacity / expert,
-            ),
-            Stage(name="dense_ffn", alpha=dense_ffn / expert),
-        )
-    )
+    return cost_from_shape(shape, capacity, tp=1, cp=1)
 
 
 def load_config(path: str | Path) -> RunConfig:
@@ -336,5 +335,5 @@ def load_config(path: str | Path) -> RunConfig:
 def _explain(error: dict) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "(whole file)"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"  {field}: no such field; remove it or see `routepack config` for the names"
+        return f"  {field}: no such field; docs/configuration.md lists the names"
     return f"  {field}: got {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
