@@ -12,9 +12,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from planner.anneal import random_below, random_state
 from planner.packing import split_to_count
 from planner.pair_start import pair_cells
+from planner.random_numbers import random_below, random_state
 from planner.rescore import Problem, layout_of
 
 NUM_TRIALS = 12

@@ -13,9 +13,10 @@ import time
 
 import numpy as np
 
-from planner.anneal import Best, Moves, anneal, keep_if_better, random_state
+from planner.anneal import Best, Moves, anneal, keep_if_better
 from planner.found import Found
 from planner.pair_start import pair_cells
+from planner.random_numbers import random_state
 from planner.rescore import Problem, layout_of, rebuild
 
 # Tuned on synthetic:tiny and synthetic:flash; temperatures and rewards in mean row costs.

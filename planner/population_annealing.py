@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner.anneal import Best, Moves, anneal, random_state
+from planner.anneal import Best, Moves, anneal
 from planner.diverse_seeds import NUM_TRIALS, canonical_form, seed_trials, select_diverse
 from planner.found import Found
 from planner.pair_anneal import compile_kernels, seed_key
+from planner.random_numbers import random_state
 from planner.rescore import Problem, layout_of, rebuild
 
 NUM_SEEDS = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from planner.anneal import random_below, random_state
 from planner.pipeline_sim import BACKWARD_SHARE, makespan, ordered_makespan
+from planner.random_numbers import random_below, random_state
 from planner.rows import Rows
 from planner.topology import Topology
 

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import COST, jobs, window_of
 
-from planner.anneal import Best, Moves, anneal, random_state
+from planner.anneal import Best, Moves, anneal
 from planner.cost import CostModel, Stage
 from planner.pair_anneal import pair_anneal
 from planner.pair_start import pair_cells, paired_peak_sum
 from planner.placement import Placement
+from planner.random_numbers import random_state
 from planner.rescore import (
     NO_LIMIT,
     cells_from_internal,
