@@ -12,6 +12,7 @@ from app.config import RunConfig
 from app.figures import write_figures
 from app.local.compare import CONTROL, IDEAL, Comparison, Measurement, compare_rank
 from app.local.ranks import run_ranks
+from app.local.rollout_server import rollout_server
 from app.local.warmup import ensure_warm
 from app.plots import plot_rank_load
 from app.progress import print_table
@@ -40,7 +41,8 @@ def compare(
     policies = tuple(dict.fromkeys(("off", "base", *policies)))
     output.mkdir(parents=True, exist_ok=True)
     weights = ensure_warm(config)
-    result = run_ranks(compare_rank, config, policies, str(weights))
+    with rollout_server(config, weights) as url:
+        result = run_ranks(compare_rank, config, policies, str(weights), url)
     figures, skipped = comparison_figures(result, policies)
     _write_wandb(config, result, policies, output)
     picture = output / "rank-load.png"

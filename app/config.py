@@ -125,8 +125,9 @@ class TasksConfig:
 class RolloutConfig:
     """One rollout = one sealed window."""
 
-    engine: Literal["embedded"] = "embedded"
-    """`embedded`: transformers' Glm4Moe with the exported weights, in each rank's process."""
+    engine: Literal["embedded", "sglang"] = "embedded"
+    """`embedded`: transformers' Glm4Moe in each rank's process; `sglang`: a real SGLang server on
+    the CPU, in its own environment (`bash launch/sglang_venv.sh`)."""
     num_groups: int = Field(default=8, ge=1)
     """GRPO groups (prompts) in a window, over all ranks; a multiple of `ranks.world`."""
     group_size: int = Field(default=8, ge=2)

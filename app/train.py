@@ -8,6 +8,7 @@ from pathlib import Path
 from app.config import RunConfig
 from app.figures import write_figures
 from app.local.ranks import run_ranks
+from app.local.rollout_server import rollout_server
 from app.local.train import summary, train_rank
 from app.local.warmup import ensure_warm
 from app.progress import print_table
@@ -27,9 +28,10 @@ def train(
         config = replace(config, train=replace(config.train, num_windows=num_windows))
     output.mkdir(parents=True, exist_ok=True)
     weights = ensure_warm(config)
-    history = run_ranks(
-        train_rank, config, policy, str(weights), str(output), calls or PlannerCalls()
-    )
+    with rollout_server(config, weights) as url:
+        history = run_ranks(
+            train_rank, config, policy, str(weights), str(output), calls or PlannerCalls(), url
+        )
     figures = summary(policy, history)
     write_figures(json_path, "train", figures, details={"policy": policy, "windows": history})
     header = ("window", "reward", "TPS", "window s", "exposed ms", "rows", "J/B", "moved", "loss")

@@ -83,10 +83,12 @@ class Comparison:
     layer_numbers: tuple[int, ...]
 
 
-def compare_rank(config: RunConfig, policies: tuple[str, ...], weights: str) -> Comparison:
+def compare_rank(
+    config: RunConfig, policies: tuple[str, ...], weights: str, server_url: str | None = None
+) -> Comparison:
     """Measure `policies`, a second base as control, and the ideal, on every window."""
     is_writer = dist.get_rank() == 0
-    session = open_session(config, weights)
+    session = open_session(config, weights, server_url)
     trainer, engine = session.trainer, session.engine
     named = {policy: policy for policy in policies} | {CONTROL: "base"}
     carried = {name: trainer.layout.placement() for name in named}

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from transformers import Glm4MoeForCausalLM
 
 from app.local.tokens import EOS, PAD
+
+
+class RolloutEngine(Protocol):
+    """What the loop needs of an engine; SGLang's response format, weights in logical order."""
+
+    generator: torch.Generator
+
+    def generate(
+        self, prompts: Sequence[np.ndarray], max_new_tokens: int, return_routed_experts: bool = True
+    ) -> list[dict]:
+        """Sample one response per prompt."""
+
+    def update_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Sample with these weights from now on."""
 
 
 class RoutingCapture:

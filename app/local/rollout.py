@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from app.config import ModelConfig, RunConfig
-from app.local.engine import EmbeddedEngine
+from app.local.engine import RolloutEngine
 from app.local.tasks import draw_task, reward
 from planner.window import Window
 from rollout_hooks.routed_experts import CaptureSpec
@@ -41,7 +41,7 @@ def capture_spec(model: ModelConfig) -> CaptureSpec:
 
 def sample_window(
     config: RunConfig,
-    engine: EmbeddedEngine,
+    engine: RolloutEngine,
     window_id: int,
     previous_shares: np.ndarray | None = None,
 ) -> SealedRollout:

@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from app.config import RunConfig
-from app.local.engine import EmbeddedEngine
+from app.local.engine import EmbeddedEngine, RolloutEngine
 from app.local.model import build_hf
 from app.local.trainer import LocalTrainer
 from app.local.warmup import starting_weights
@@ -24,11 +24,13 @@ class Session:
     """The sampler and the trainer of one rank, at the same weights."""
 
     config: RunConfig
-    engine: EmbeddedEngine
+    engine: RolloutEngine
     trainer: LocalTrainer
 
 
-def open_session(config: RunConfig, weights: str, **megatron_changes) -> Session:
+def open_session(
+    config: RunConfig, weights: str, server_url: str | None = None, **megatron_changes
+) -> Session:
     """Build both engines, load `weights` into them, and compile the planner on rank 0."""
     hf = build_hf(config.model, config.routing_skew, config.seed)
     hf.load_state_dict(starting_weights(weights))
@@ -37,7 +39,12 @@ def open_session(config: RunConfig, weights: str, **megatron_changes) -> Session
     if dist.get_rank() == 0:
         compile_planner(config)
     dist.barrier()
-    return Session(config=config, engine=EmbeddedEngine(hf, config.seed), trainer=trainer)
+    engine: RolloutEngine = EmbeddedEngine(hf, config.seed)
+    if server_url is not None:
+        from app.local.sglang_engine import SglangEngine
+
+        engine = SglangEngine(server_url, hf)
+    return Session(config=config, engine=engine, trainer=trainer)
 
 
 def compile_planner(config: RunConfig) -> None:

@@ -94,9 +94,12 @@ class SglangEngine:
 
 
 @contextmanager
-def start_sglang(config: RunConfig, weights: str | Path) -> Iterator[str]:
+def start_sglang(
+    config: RunConfig, weights: str | Path, *, extra: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Serve the model of `config` with the starting `weights`; yield the server's URL.
 
+    extra: further flags of sglang.launch_server.
     Raises FileNotFoundError without the SGLang environment, ServerError when the server does not
     start, CaptureError when it does not return routed experts in the expected shape.
     """
@@ -112,7 +115,7 @@ def start_sglang(config: RunConfig, weights: str | Path) -> Iterator[str]:
             context_length=min(longest, MAX_POSITIONS),
             max_total_tokens=MAX_RUNNING_REQUESTS * longest,
             max_running_requests=MAX_RUNNING_REQUESTS,
-            extra=("--random-seed", str(config.seed), "--weight-version", "0"),
+            extra=("--random-seed", str(config.seed), "--weight-version", "0", *extra),
         ) as url:
             check_capture(url, capture_spec(config.model))
             yield url

@@ -32,11 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 def train_rank(
-    config: RunConfig, policy: str, weights: str, output: str, calls: PlannerCalls
+    config: RunConfig,
+    policy: str,
+    weights: str,
+    output: str,
+    calls: PlannerCalls,
+    server_url: str | None = None,
 ) -> list[dict[str, float]]:
     """Train `config.train.num_windows` windows under `policy`; return each window's metrics."""
     is_writer = dist.get_rank() == 0
-    session = open_session(config, weights)
+    session = open_session(config, weights, server_url)
     trainer, engine = session.trainer, session.engine
     log = WandbLog(config.wandb, policy, Path(output), asdict(config)) if is_writer else None
     history: list[dict[str, float]] = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from app.local.ranks import run_ranks
 from tiny import tiny_config
 from train_hooks_ranks import moves
+
+from app.local.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 LAYOUTS = {"EP 2": (2, 2), "EP 2 x EDP 2": (4, 2), "EP 4": (4, 4)}

@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 
 from app.local.admit import admit
+from app.local.engine import EmbeddedEngine
 from app.local.gradients import gather_gradients
 from app.local.grpo import advantages
 from app.local.model import build_hf
 from app.local.rollout import sample_window
-from app.local.engine import EmbeddedEngine
 from app.local.trainer import LocalTrainer, grpo_step_inputs
 from app.local.verify import random_placement
 from planner.placement import Placement
 from rollout_hooks.admission import PlannerCalls
 from train_hooks.commit import commit
-from train_hooks.layout import LayoutError
 from train_hooks.state_by_expert import num_different, state_by_expert
 
 
@@ -83,7 +82,9 @@ def only_moved_bytes_travel(config) -> dict:
     swapped = trainer.layout.placement().expert_of_slot.copy()
     last = swapped.shape[1] - 1
     swapped[0, [0, last]] = swapped[0, [last, 0]]
-    report = move(trainer, Placement(expert_of_slot=swapped, num_ep_ranks=config.ranks.ep, version=1))
+    report = move(
+        trainer, Placement(expert_of_slot=swapped, num_ep_ranks=config.ranks.ep, version=1)
+    )
     sent = torch.tensor(report.bytes_sent)
     dist.all_reduce(sent)
     return {
