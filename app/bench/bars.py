@@ -51,6 +51,11 @@ BARS = {
     "scale.seconds": Bar("<=", 10),
     "scale.eta": Bar(">=", 20),
     "scale.peak_mb": Bar("<=", 2048),
+    **{
+        f"scale.{what}_exponent_{size}": Bar("<=", 1.0)
+        for what in ("time", "memory")
+        for size in ("n", "lxep")
+    },
     "start.first_plan_s": Bar("<=", 1.5),
     "start.import_s": Bar("<=", 1.2),
 }

@@ -1,13 +1,16 @@
 """Search: the default engine against the paper's population annealing, at equal CPU.
 
 Both engines rescore with the same kernel, from the same global FFD rows under the same placement
-(greedy from identity). Equal CPU: the same seconds on the same threads, in turn, the order rotated.
-eta = (J0 - J1) / (J0 - B) in percentage points, J0 of global FFD (Section 5.3).
+(greedy from identity), in turn, the order rotated. S seconds are S CPU seconds on each of two
+threads, so that figures hold on a loaded machine: each engine's CPU time is calibrated as a + b n
+for n proposals of the same window, and `cpu_ratio_*` reports what was then used. eta =
+(J0 - J1) / (J0 - B) in percentage points, J0 of global FFD (Section 5.3).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,8 +32,10 @@ NUM_THREADS = 2
 WINDOWS = (0, 2, 5, 7, 9, 12, 15, 18)
 QUICK_WINDOWS = (0, 9)
 SECONDS = (1.0, 3.0)
-LADDER = tuple(0.02 * 1.2**k for k in range(30))
-"""Budgets tried for the seconds to the reference's quality."""
+CALIBRATION = (100_000, 700_000)
+"""Proposals of the two runs that an engine's speed is taken from."""
+LADDER = tuple(int(20_000 * 1.25**k) for k in range(26))
+"""Proposals tried for the seconds to the reference's quality."""
 SPEED_PROPOSALS = 1_500_000
 ENGINES = {"pair_anneal": pair_anneal, "population_annealing": population_annealing}
 
@@ -86,22 +91,28 @@ def instance_of(window: Window, recording: Recording, options: PlannerOptions) -
 
 
 def search(
-    instance: Instance,
-    engine: str,
-    *,
-    seconds: float | None = None,
-    proposals: int | None = None,
-    num_threads: int = NUM_THREADS,
-) -> Found:
-    """One search from the global FFD rows, seed 0."""
-    return ENGINES[engine](
+    instance: Instance, engine: str, proposals: int, num_threads: int = NUM_THREADS
+) -> tuple[Found, float]:
+    """(result, CPU seconds) of one search from the global FFD rows, seed 0."""
+    start = time.process_time()
+    found = ENGINES[engine](
         instance.problem,
         [instance.seed_cell],
         seed=0,
         num_threads=num_threads,
-        budget_seconds=seconds,
+        budget_seconds=None,
         budget_proposals=proposals,
     )
+    return found, time.process_time() - start
+
+
+def calibrate(instance: Instance, engine: str) -> Callable[[float], int]:
+    """Proposals that an engine draws in given CPU seconds, from a line through two runs."""
+    few, many = CALIBRATION
+    (_, first), (_, second) = (search(instance, engine, n) for n in CALIBRATION)
+    each = max(second - first, 1e-3) / (many - few)
+    fixed = max(0.0, first - few * each)
+    return lambda cpu: max(few, int((cpu - fixed) / each))
 
 
 def bench_schedule(quick: bool) -> BenchResult:
@@ -117,7 +128,7 @@ def bench_schedule(quick: bool) -> BenchResult:
             instance = instance_of(recording.windows[k], recording, options)
             if number == 0:  # load every kernel before anything is timed
                 for engine in ENGINES:
-                    search(instance, engine, proposals=20_000)
+                    search(instance, engine, 20_000)
             measure(instance, number, seen)
         found = _figures(seen)
         figures |= {f"schedule.{name}.{suffix}": value for name, value in found.items()}
@@ -127,39 +138,41 @@ def bench_schedule(quick: bool) -> BenchResult:
 
 def measure(instance: Instance, number: int, seen: Seen) -> None:
     """All figures of one window; `number` rotates the order of the engines."""
-    start = time.process_time()
-    found = search(instance, "pair_anneal", proposals=SPEED_PROPOSALS, num_threads=1)
-    seen.add("proposals_per_s_core", found.num_proposals / (time.process_time() - start))
-    reference = search(instance, "population_annealing", proposals=PAPER_PROPOSALS)
+    found, cpu = search(instance, "pair_anneal", SPEED_PROPOSALS, num_threads=1)
+    seen.add("proposals_per_s_core", found.num_proposals / cpu)
+    reference, cpu = search(instance, "population_annealing", PAPER_PROPOSALS)
     seen.add("reference_eta", instance.eta(reference))
-    seen.add("reference_seconds", reference.seconds)
-    same = search(instance, "pair_anneal", proposals=PAPER_PROPOSALS)
+    seen.add("reference_cpu", cpu)
+    same, cpu = search(instance, "pair_anneal", PAPER_PROPOSALS)
     seen.add("eta_same_proposals", instance.eta(same))
+    seen.add("same_proposals_cpu", cpu)
     order = list(ENGINES)[:: 1 if number % 2 == 0 else -1]
+    affords = {engine: calibrate(instance, engine) for engine in order}
     for budget in SECONDS:
         for engine in order:
-            start = time.process_time()
-            found = search(instance, engine, seconds=budget)
-            seen.add(f"cpu_{budget:g}s_{engine}", time.process_time() - start)
+            found, cpu = search(instance, engine, affords[engine](budget * NUM_THREADS))
+            seen.add(f"cpu_{budget:g}s_{engine}", cpu)
             seen.add(f"eta_{budget:g}s_{engine}", instance.eta(found))
-            if engine != "pair_anneal":
-                continue
-            seen.add(f"j1_over_bound_{budget:g}s", found.key[0] / instance.bound)
-            if budget == SECONDS[0]:
-                saved = 100 * (1 - found.key[0] / instance.global_ffd)
-                seen.add("saved_vs_global_ffd", saved)
-                if instance.base is not None:
-                    seen.add("saved_vs_base", 100 * (1 - found.key[0] / instance.base))
+            if engine == "pair_anneal":
+                _add_costs(found, budget, instance, seen)
     seen.add("seconds_to_reference", _seconds_to(reference.key[0], instance))
 
 
+def _add_costs(found: Found, budget: float, instance: Instance, seen: Seen) -> None:
+    seen.add(f"j1_over_bound_{budget:g}s", found.key[0] / instance.bound)
+    if budget == SECONDS[0]:
+        seen.add("saved_vs_global_ffd", 100 * (1 - found.key[0] / instance.global_ffd))
+        if instance.base is not None:
+            seen.add("saved_vs_base", 100 * (1 - found.key[0] / instance.base))
+
+
 def _seconds_to(cost: float, instance: Instance) -> float:
-    """Wall time of the smallest budget whose rows cost no more, pairing included."""
-    for budget in LADDER:
-        found = search(instance, "pair_anneal", seconds=budget)
+    """CPU seconds for each thread of the least budget whose rows cost no more, with pairing."""
+    for proposals in LADDER:
+        found, cpu = search(instance, "pair_anneal", proposals)
         if found.key[0] <= cost:
             break
-    return found.seconds
+    return cpu / NUM_THREADS
 
 
 def _figures(seen: Seen) -> dict[str, float]:
@@ -177,6 +190,7 @@ def _figures(seen: Seen) -> dict[str, float]:
         "eta_gain_1s": float(gain[1.0].mean()),
         "eta_gain_3s": float(gain[3.0].mean()),
         "eta_gain_worst": float(gain[1.0].min()),
+        "speedup_same_proposals": seen.mean("reference_cpu") / seen.mean("same_proposals_cpu"),
         "cpu_ratio_1s": seen.mean("cpu_1s_pair_anneal") / seen.mean("cpu_1s_population_annealing"),
         "cpu_ratio_3s": seen.mean("cpu_3s_pair_anneal") / seen.mean("cpu_3s_population_annealing"),
         "j1_over_bound_3s": seen.mean("j1_over_bound_3s"),
