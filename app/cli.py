@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli_planner import add_planner_commands
+from app.cli_tools import add_tool_commands
 
 POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_verify(commands)
     add_planner_commands(commands)
+    add_tool_commands(commands)
     _add_warmup(commands)
     return parser
 
