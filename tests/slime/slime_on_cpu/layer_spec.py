@@ -149,7 +149,9 @@ def get_spec(args, config, vp_stage=None):
         if hasattr(parts.mlp.submodules, "experts"):
             parts.mlp.submodules.experts = ModuleSpec(
                 module=TEGroupedMLP,
-                submodules=MLPSubmodules(linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear),
+                submodules=MLPSubmodules(
+                    linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear
+                ),
             )
         else:  # a dense layer: its norm is fused into the first linear, as with TE
             parts.pre_mlp_layernorm = IdentityOp

@@ -149,4 +149,5 @@ def arguments(folder: Path, *, num_gpus: int = 2, ep: int = 2) -> list[str]:
 --no-bias-swiglu-fusion --no-bias-dropout-fusion --attention-dropout 0 --hidden-dropout 0
 --optimizer adam --lr 1e-3 --lr-decay-style constant --weight-decay 0.0
 --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --seed 1234
+--use-rollout-routing-replay
 """.split()

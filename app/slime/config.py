@@ -1,0 +1,180 @@
+"""`--routepack-config FILE`: every knob of RoutePack inside slime, documented where it is declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from planner.cost import CostModel, Stage
+from planner.move_cost import MoveCost
+from planner.policy import PlannerOptions
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class SlimeConfigError(ValueError):
+    """A field of --routepack-config has a wrong value; the message says which and what to change."""
+
+
+def _section(cls):
+    return dataclass(config=_STRICT, frozen=True, kw_only=True)(cls)
+
+
+@_section
+class StageConfig:
+    """Cost of one dense-side stage on a cell: alpha/C * sum t + beta * sum (t/C)^2."""
+
+    name: str
+    """Label of the stage in tables."""
+    alpha: float = Field(ge=0)
+    """Token-linear weight, in units of one expert's work on C tokens, at this job's TP x CP."""
+    beta: float = Field(default=0.0, ge=0)
+    """Token-pair weight, in the same unit."""
+
+
+@_section
+class MoveConfig:
+    """Measured prices of a move, behind `stop: net_benefit`; zeros make moves free."""
+
+    seconds_per_gb: float = Field(default=0.0, ge=0)
+    """Commit seconds per GB (2^30) moved inside a node (`routepack/time/commit` over moved_mb)."""
+    seconds_per_remote_gb: float = Field(default=0.0, ge=0)
+    """The same across nodes."""
+    seconds_per_remote_token: float = Field(default=0.0, ge=0)
+    """Added seconds for one routed token of an expert off its home node."""
+    seconds_per_cost: float = Field(default=1.0, ge=0)
+    """Seconds of training per unit of modelled joint cost (`routepack/guard/seconds_per_cost`)."""
+
+
+@_section
+class SlimePlannerConfig:
+    """The planner and its actor."""
+
+    num_cores: int = Field(default=4, ge=1)
+    """CPU cores that Ray reserves for the planner; also its search threads."""
+    rows: Literal["makespan", "paper"] = "makespan"
+    """Rule for the number of rows R."""
+    rows_from: Literal["slime", "dp_local_ffd"] = "slime"
+    """Rows that `reroute` keeps: slime's own schedule, or the paper's base."""
+    placement: Literal["greedy", "few_moves"] = "greedy"
+    """`few_moves` reaches the same balance with the fewest experts moved."""
+    stop: Literal["cv", "net_benefit"] = "net_benefit"
+    """When placement stops swapping; `cv` reproduces the paper."""
+    cv_target: float = Field(default=5e-4, gt=0)
+    """Target coefficient of variation of rank loads, per layer."""
+    max_moves: int | None = Field(default=None, ge=0)
+    """Most experts moved in one window, over all layers."""
+    budget_seconds: float = Field(default=1.0, gt=0)
+    """Search time of one optimizer step's rows."""
+    deadline_seconds: float = Field(default=30.0, gt=0)
+    """After this a window falls back to base rows and the current placement."""
+    seed: int = 0
+    """Seed of the search."""
+    observe_as: Literal["reschedule", "reroute", "full"] = "full"
+    """The policy whose plans `observe` makes and logs."""
+    stages: tuple[StageConfig, ...] = ()
+    """Cost coefficients; empty derives them from the model's sizes and the job's TP x CP."""
+    move: MoveConfig = Field(default_factory=MoveConfig)
+
+
+@_section
+class CaptureConfig:
+    """Routed experts of the rollouts."""
+
+    missing: Literal["error", "estimate"] = "error"
+    """A sample without routed experts: stop, or plan it on estimated demand."""
+
+
+@_section
+class GuardConfig:
+    """Steps a policy down that loses against its own prediction (full -> reschedule -> observe)."""
+
+    patience: int = Field(default=0, ge=0)
+    """Losing windows in a row before a step down; 0 switches the guard off."""
+    calibration_windows: int = Field(default=3, ge=1)
+    """First windows, run as `observe`, that measure seconds per unit of modelled cost."""
+    tolerance: float = Field(default=0.02, ge=0)
+    """A window loses when it takes this share longer than slime's own schedule would."""
+    return_to_identity: bool = False
+    """Move experts home when the guard steps down from a policy that moves them."""
+
+
+@_section
+class LogConfig:
+    """Where measurements go, besides slime's own trackers."""
+
+    folder: str | None = None
+    """Folder for metrics-<policy>.jsonl and the plans; None writes none."""
+    save_plans: bool = False
+    """Also write each window's plan there."""
+    heatmap_every: int = Field(default=20, ge=0)
+    """Rollouts between rank x layer heat maps; 0 writes none."""
+
+
+@_section
+class SlimeConfig:
+    """RoutePack inside slime."""
+
+    planner: SlimePlannerConfig = Field(default_factory=SlimePlannerConfig)
+    capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+
+    def options(self, *, shard_size: int, balance_data: bool, bytes_per_expert: float):
+        """The planner's options for a job."""
+        p, gb = self.planner, 2.0**30
+        return PlannerOptions(
+            rows=p.rows,
+            rows_from=p.rows_from,
+            placement=p.placement,
+            stop=p.stop,
+            cv_target=p.cv_target,
+            max_moves=p.max_moves,
+            budget_seconds=p.budget_seconds,
+            num_threads=p.num_cores,
+            seed=p.seed,
+            shard_size=shard_size,
+            slime_balance_data=balance_data,
+            move=MoveCost(
+                bytes_per_expert=bytes_per_expert,
+                seconds_per_byte=p.move.seconds_per_gb / gb,
+                seconds_per_remote_byte=p.move.seconds_per_remote_gb / gb,
+                seconds_per_remote_token=p.move.seconds_per_remote_token,
+                seconds_per_cost=p.move.seconds_per_cost,
+            ),
+        )
+
+    def stages(self) -> CostModel | None:
+        """The configured cost model, or None when it is to be derived from the model's sizes."""
+        stages = [Stage(name=s.name, alpha=s.alpha, beta=s.beta) for s in self.planner.stages]
+        return CostModel(stages=tuple(stages)) if stages else None
+
+
+def load_slime_config(path: str | Path | None) -> SlimeConfig:
+    """Read the YAML, or the defaults without one; SlimeConfigError names field, value and remedy."""
+    if path is None:
+        return SlimeConfig()
+    try:
+        data = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SlimeConfigError(f"--routepack-config {path}: not readable YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise SlimeConfigError(
+            f"--routepack-config {path}: holds {type(data).__name__}, expected a mapping of sections"
+        )
+    try:
+        return TypeAdapter(SlimeConfig).validate_python(data)
+    except ValidationError as error:
+        lines = [_explain(entry) for entry in error.errors()]
+        raise SlimeConfigError(f"--routepack-config {path}:\n" + "\n".join(lines)) from None
+
+
+def _explain(error: dict) -> str:
+    field = ".".join(str(part) for part in error["loc"]) or "(whole file)"
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"  {field}: no such field; app/slime/config.py documents every field"
+    return f"  {field}: got {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,115 @@
+"""All that a train actor must keep right when experts move: layout, state, copies, names, buckets."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.placement import Placement
+
+
+class ExpertMoves:
+    """The expert layout of one MegatronTrainRayActor and everything that follows it.
+
+    One object a train process. `model` and `optimizer` are slime's; `copies` is its TensorBackuper
+    (slime/utils/tensor_backper.py), `updater` its weight updater.
+    """
+
+    def __init__(self, args: Any, model: Sequence[Any], optimizer: Any, copies: Any, updater: Any):
+        from train_hooks.expert_state import ExpertState
+        from train_hooks.layout import ExpertLayout
+        from train_hooks.slime_buckets import ColocatedBuckets
+        from train_hooks.slime_host_copies import names_of_experts
+        from train_hooks.slime_names import ExpertNames
+
+        update = "slime.backends.megatron_utils.update_weight"
+        self.args, self.copies = args, copies
+        self.layout = ExpertLayout(model)
+        self.state = ExpertState(model, optimizer, self.layout)
+        self.names = ExpertNames(importlib.import_module(f"{update}.common"))
+        named = list(self.names.slot_named(args, model))
+        self.slot_names = names_of_experts(named, self.state)
+        self.fresh = True
+        self.whole: Placement | None = None
+        self.layer_numbers: tuple[int, ...] = ()
+        copies._source_getter = lambda: self.names.slot_named(args, model)
+        if hasattr(updater, "weights_getter"):
+            updater.weights_getter = self._logical_actor_copy
+        self.buckets = None
+        if hasattr(updater, "_full_param_info_buckets"):
+            routing = importlib.import_module(f"{update}.expert_routing")
+            self.buckets = ColocatedBuckets(updater, routing.configure_expert_routing)
+
+    def commit(
+        self, placement: Placement, layer_numbers: tuple[int, ...], base_version: int, label: str
+    ) -> dict[str, float]:
+        """Move experts so that the layout becomes `placement` (of all MoE layers of the model).
+
+        Collective over this stage; call before the first forward of a rollout. A fresh actor, whose
+        layout is the checkpoint's logical order, takes a plan from any base version. Returns
+        commit seconds, experts moved and bytes sent by this rank. Raises LayoutError on all ranks
+        for a stale or different plan.
+        """
+        from train_hooks.commit import commit
+        from train_hooks.slime_host_copies import move_host_copies
+
+        started = time.perf_counter()
+        mine = [layer_numbers.index(number) for number in self.layout.layer_numbers]
+        old = self.layout.placement()
+        new = Placement(
+            expert_of_slot=placement.expert_of_slot[mine],
+            num_ep_ranks=placement.num_ep_ranks,
+            version=placement.version,
+        )
+        report = commit(
+            self.layout,
+            self.state,
+            new,
+            base_version=self.layout.version if self.fresh else base_version,
+            window_id=placement.version,
+            digest=label,
+        )
+        copied = 0
+        if report.num_moved:
+            copied = move_host_copies(
+                self.copies._backups,
+                self.slot_names,
+                self.state,
+                self.layout.layer_numbers,
+                old,
+                new,
+            )
+        self.fresh, self.whole, self.layer_numbers = False, placement, layer_numbers
+        self.names.follow(placement, layer_numbers)
+        if self.buckets is not None:
+            self.buckets.follow(placement, layer_numbers)
+        return {
+            "seconds": time.perf_counter() - started,
+            "moved": float(report.num_moved),
+            "bytes": float(report.bytes_sent + copied),
+        }
+
+    def to_identity(self) -> Placement | None:
+        """Bring every expert home for a save; returns where to go back to, None if it was home."""
+        whole = self.whole
+        if whole is None or (whole.expert_of_slot == np.arange(whole.num_experts)).all():
+            return None
+        home = Placement(
+            expert_of_slot=np.tile(np.arange(whole.num_experts), (whole.num_layers, 1)),
+            num_ep_ranks=whole.num_ep_ranks,
+            version=self.layout.version,
+        )
+        self.commit(home, self.layer_numbers, self.layout.version, "identity before a save")
+        return whole
+
+    def back(self, placement: Placement) -> None:
+        """Return to `placement` after a save, under its own version: plans chain from it."""
+        self.commit(placement, self.layer_numbers, self.layout.version, "back after a save")
+
+    def _logical_actor_copy(self) -> dict[str, Any]:
+        copy = self.copies.get("actor")
+        return {self.names.translate(name): tensor for name, tensor in copy.items()}

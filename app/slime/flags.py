@@ -1,0 +1,84 @@
+"""The two flags that RoutePack adds to slime's own, and what slime must be run with for them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from planner.policy import POLICIES
+from rollout_hooks.slime_capture import HOOK_PATH
+
+
+class UnsupportedJob(ValueError):
+    """A combination of slime's flags that RoutePack cannot run; the message names the flag."""
+
+
+def add_routepack_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """slime's `parse_args(add_custom_arguments)` seam (slime/utils/arguments.py)."""
+    group = parser.add_argument_group("routepack")
+    group.add_argument(
+        "--routepack-policy",
+        choices=POLICIES,
+        default="off",
+        help="off: slime untouched. observe: slime's schedule, plans are made and logged only. "
+        "base: the paper's DP-local FFD. reschedule: rows. reroute: expert placement. full: both.",
+    )
+    group.add_argument(
+        "--routepack-config", default=None, help="YAML of app/slime/config.py; default: defaults."
+    )
+    return parser
+
+
+def prepare_arguments(args: Any) -> None:
+    """Check slime's flags for the chosen policy and add the capture hook behind the user's own.
+
+    Raises UnsupportedJob naming the flag to change.
+    """
+    if args.routepack_policy == "off" or args.debug_rollout_only:
+        args.routepack_policy = "off"
+        return
+    for wrong, message in (
+        (
+            not args.num_experts,
+            "--num-experts is not set: RoutePack balances experts; use --routepack-policy off for "
+            "a dense model",
+        ),
+        (
+            not args.use_dynamic_batch_size,
+            "--use-dynamic-batch-size is off: rows are cells of --max-tokens-per-gpu tokens; set "
+            "both",
+        ),
+        (
+            getattr(args, "balance_by_flops", False),
+            "--balance-by-flops may exceed --max-tokens-per-gpu, the cell capacity: use "
+            "--balance-data instead",
+        ),
+    ):
+        if wrong:
+            raise UnsupportedJob(message)
+    if args.routepack_policy in ("reroute", "full"):
+        _check_moves(args)
+    hooks = list(getattr(args, "rollout_sample_hook_path", None) or [])
+    if HOOK_PATH not in hooks:
+        args.rollout_sample_hook_path = [*hooks, HOOK_PATH]
+
+
+def _check_moves(args: Any) -> None:
+    if args.expert_model_parallel_size < 2:
+        raise UnsupportedJob(
+            "--expert-model-parallel-size 1: there is no other rank to move an expert to; use "
+            "--routepack-policy reschedule"
+        )
+    if (getattr(args, "expert_tensor_parallel_size", None) or 1) != 1:
+        raise UnsupportedJob(
+            f"--expert-tensor-parallel-size {args.expert_tensor_parallel_size}: RoutePack moves "
+            "whole experts; set it to 1, or use --routepack-policy reschedule"
+        )
+    if not args.moe_grouped_gemm:
+        raise UnsupportedJob(
+            "--moe-grouped-gemm is off: RoutePack moves the experts of TEGroupedMLP; set it"
+        )
+    if getattr(args, "moe_router_fusion", False):
+        raise UnsupportedJob(
+            "--moe-router-fusion hides the router's output from replay and layout; remove it"
+        )
