@@ -7,7 +7,7 @@ import math
 
 POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
-BENCHES = ("placement", "schedule", "slime", "rows", "scale", "start")
+BENCHES = ("placement", "schedule", "slime", "rows", "scale", "start", "capture")
 
 
 def add_planner_commands(commands: argparse._SubParsersAction) -> None:
@@ -92,11 +92,14 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
         "--studies",
         nargs="+",
         choices=(*STUDIES, "all"),
-        default=["policies"],
-        help="Tables 6, 5, 21, 7, 11 and Figure 5 (default policies: Table 6)",
+        default=["all"],
+        help="Tables 6, 5, 21, 7, 11 and Figure 5, in that order (default all)",
     )
     command.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     command.add_argument("--tokens", metavar="FILE", help="token-level routing of the source")
+    command.add_argument(
+        "--labels", metavar="CSV", help="tasks of the first window's trajectories (index, label)"
+    )
     command.add_argument(
         "--ilp-seconds", type=seconds, default=10.0, metavar="S", help="CP-SAT limit (default 10)"
     )
@@ -115,6 +118,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
             policies=arguments.policies,
             studies=STUDIES if "all" in arguments.studies else arguments.studies,
             tokens=arguments.tokens,
+            labels=arguments.labels,
             ilp_seconds=arguments.ilp_seconds,
             ilp_sizes=arguments.ilp_sizes,
             output=arguments.output,

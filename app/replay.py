@@ -10,6 +10,7 @@ from app.figures import write_figures
 from app.progress import print_table
 from app.studies.communication import study_communication
 from app.studies.ilp import study_ilp
+from app.studies.labels import read_labels
 from app.studies.placement import study_placement
 from app.studies.policies import study_policies
 from app.studies.recording import Recording
@@ -55,8 +56,9 @@ def replay(
     options: PlannerOptions,
     *,
     policies: Sequence[str],
-    studies: Sequence[str] = ("policies",),
+    studies: Sequence[str] = STUDIES,
     tokens: str | None = None,
+    labels: str | None = None,
     ilp_seconds: float = 10.0,
     ilp_sizes: Sequence[int] = (32, 64, 128, 256),
     output: str | None = None,
@@ -83,7 +85,7 @@ def replay(
     if "communication" in studies:
         report.add(study_communication(recording, options, tokens))
     if "skew" in studies:
-        _skew(recording, report)
+        _skew(recording, labels, report)
     for picture in report.pictures:
         print(f"picture: {picture}")
     details = {
@@ -138,8 +140,9 @@ def _ilp(
         report.skip("ilp", str(error))
 
 
-def _skew(recording: Recording, report: Report) -> None:
-    skew, result = study_skew(recording)
+def _skew(recording: Recording, labels: str | None, report: Report) -> None:
+    tasks = None if labels is None else read_labels(labels, recording.windows[0])
+    skew, result = study_skew(recording, tasks)
     report.add(result)
     if path := report.picture("figure-5-skew.png"):
         from app.studies.pictures import draw_skew

@@ -47,6 +47,9 @@ def draw_skew(skew: Skew, path: Path) -> None:
     axes[1].set_title("(b) EP rank load by layer, range over windows", fontsize=9)
     image = axes[2].imshow(skew.distance, cmap="viridis", vmin=0)
     axes[2].set(xlabel=skew.profiles, ylabel=skew.profiles)
+    if skew.names:
+        axes[2].set_xticks(range(len(skew.names)), skew.names, rotation=90, fontsize=7)
+        axes[2].set_yticks(range(len(skew.names)), skew.names, fontsize=7)
     axes[2].set_title("(c) sqrt JSD of rank profiles", fontsize=9)
     figure.colorbar(image, ax=axes[2])
     _save(figure, path)

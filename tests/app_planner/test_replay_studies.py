@@ -28,7 +28,7 @@ def replayed(run, source, costs, tmp_path):
 
 
 def test_policies_report_the_figures_of_table_6(replayed):
-    found = replayed()
+    found = replayed("--studies", "policies")
     figures = found["figures"]
     for policy in POLICIES:
         for name in ("rows", "global_excess", "row_local_excess", "moved_experts", "joint_saved"):
@@ -47,7 +47,7 @@ def test_policies_report_the_figures_of_table_6(replayed):
 
 
 def test_cluster_mode_never_predicts_a_policy_slower_than_the_rows_it_starts_from(replayed):
-    figures = replayed("--mode", "cluster")["figures"]
+    figures = replayed("--mode", "cluster", "--studies", "policies")["figures"]
 
     def saved(policy):
         return figures[f"replay.{policy}.makespan_saved"]
@@ -99,13 +99,13 @@ def test_a_single_window_has_no_transitions(replayed):
 
 
 def test_the_same_proposals_give_the_same_figures(replayed):
-    first, second = replayed()["figures"], replayed()["figures"]
-    assert first == second
+    studies = ("--studies", "policies", "rescheduling", "communication", "skew")
+    assert replayed(*studies)["figures"] == replayed(*studies)["figures"]
 
 
 def test_a_preset_needs_no_sizes_and_takes_others(run, tmp_path):
     target = tmp_path / "r.json"
-    arguments = ["--windows", "1", "--trajectories", "64", "--policies", "base", "full"]
+    arguments = ["--windows", "1", "--trajectories", "64", "--studies", "policies"]
     code, out, err = run("replay", "slime:qwen3-235b", *arguments, *QUICK, "--json", target)
     assert code == 0, err
     assert "DP 2, EP 16" in out
@@ -154,6 +154,26 @@ def test_token_level_routing_of_another_recording_is_refused(run, source, costs,
     assert "differ from the recorded window" in err
 
 
+def test_labels_give_distances_within_and_across_tasks(replayed, tmp_path):
+    lines = ["index,family", *(f"{i},{'math' if i % 16 < 8 else 'code'}" for i in range(48))]
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    found = replayed("--studies", "skew", "--labels", tmp_path / "labels.csv")["figures"]
+    assert found["replay.skew.distance_across_tasks"] > 0
+    assert found["replay.skew.distance_within_tasks"] > 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "index\n0\n", "index,label\nfirst,math\n", "index,label\n0,a\n"]
+)
+def test_incomplete_labels_are_refused(run, source, costs, tmp_path, text):
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    arguments = ["--studies", "skew", "--labels", path]
+    code, _, err = run("replay", source, *JOB, "--cost", costs, *arguments)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert str(path) in err
+
+
 def test_the_shipped_trace_gives_every_study(run, traces, tmp_path):
     target = tmp_path / "r.json"
     code, _, err = run(
@@ -161,7 +181,8 @@ def test_the_shipped_trace_gives_every_study(run, traces, tmp_path):
         traces / "counts_703x24x32.npz",
         *("--ep", "4", "--dp", "4", "--capacity", "4096", "--proposals", "40000"),
         *("--studies", "policies", "rescheduling", "communication", "skew"),
-        *("--tokens", traces / "routed_experts_64.npz", "--json", target),
+        *("--tokens", traces / "routed_experts_64.npz", "--labels", traces / "samples.csv"),
+        *("--json", target),
     )
     assert code == 0, err
     figures = read_json(target)["figures"]
@@ -169,6 +190,8 @@ def test_the_shipped_trace_gives_every_study(run, traces, tmp_path):
     assert figures["replay.full.joint_saved"] > figures["replay.reschedule.joint_saved"]
     assert figures["replay.full.joint_saved"] > figures["replay.reroute.joint_saved"]
     assert figures["replay.communication.full.copies_efficiency"] > 0.8
+    within = figures["replay.skew.distance_within_tasks"]
+    assert within < figures["replay.skew.distance_across_tasks"]
 
 
 def test_json_is_strict(replayed, tmp_path):
