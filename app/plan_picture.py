@@ -13,7 +13,8 @@ import numpy as np
 from app.plan_file import Drawing
 from planner.plan import Plan
 
-DENSE, EXPERT, WAIT = "#4c72b0", "#dd8452", "#e6e6e6"
+DENSE, EXPERT, WAIT = "#4c72b0", "#dd8452", "#d0d0d0"
+_RIGHT = {"fontsize": 8, "loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
 
 
 def draw_plan(plan: Plan, drawing: Drawing | None, path: Path) -> None:
@@ -54,7 +55,7 @@ def _gantt(axis: plt.Axes, plan: Plan, drawing: Drawing) -> None:
     axis.set_yticks(range(0, num, max(1, num // 16)))
     axis.set(xlabel="modelled cost, rows in order", ylabel="DP slot")
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in (DENSE, EXPERT, WAIT)]
-    axis.legend(handles, ("dense work of the cell", "busiest EP ranks", "waiting"), fontsize=8)
+    axis.legend(handles, ("dense work of the cell", "busiest EP ranks", "waiting"), **_RIGHT)
     axis.set_title(
         f"window {plan.window_id}, {plan.policy}: {plan.rows.num_rows} rows, cost {total:.1f}",
         fontsize=10,
@@ -77,7 +78,7 @@ def _loads(axis: plt.Axes, drawing: Drawing) -> None:
     step = max(1, len(places) // 24)
     axis.set_xticks(places[::step], [str(n) for n in drawing.layer_numbers][::step])
     axis.set(xlabel="MoE layer", ylabel="rank max / mean")
-    axis.legend(fontsize=8)
+    axis.legend(**_RIGHT)
 
 
 def _counts(plan: Plan) -> plt.Figure:

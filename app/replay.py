@@ -33,7 +33,8 @@ class Report:
     pictures: list[str] = field(default_factory=list)
 
     def add(self, result: StudyResult) -> None:
-        print_table(result.title, result.header, result.rows)
+        print(result.title)  # not as the table's title, which wraps at the table's width
+        print_table("", result.header, result.rows)
         for name, reason in result.skipped.items():
             print(f"skipped {name}: {reason}")
         self.figures |= result.figures

@@ -96,6 +96,8 @@ def draw_growth(points: dict[str, list[dict[str, float]]], path: Path) -> None:
             axes[row, column].loglog(x, y, marker="o", label="measured")
             axes[row, column].loglog(x, y[0] * x / x[0], ls="--", color="gray", label="linear")
             axes[row, column].set(xlabel=labels[size], ylabel=label)
+            axes[row, column].set_xticks(x, [f"{int(value):,}" for value in x])
+            axes[row, column].minorticks_off()
             axes[row, column].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

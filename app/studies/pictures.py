@@ -98,7 +98,7 @@ def draw_schedules(joint: dict[str, np.ndarray], labels: dict[str, str], path: P
         )
     axis.set(xlabel="window", ylabel="joint cost (base = 100)")
     axis.set_title("one placement for each window, identical for all schedules", fontsize=9)
-    axis.legend(fontsize=7, ncols=2)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path)
 
 
@@ -114,7 +114,7 @@ def _draw_windows(axis: plt.Axes, splits: dict[str, list[Split]], reference: np.
     axis.set_title("joint modelled cost of every window", fontsize=9)
     if len(reference) > 1:
         axis.set_xlabel("window")
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
         axis.tick_params(axis="x", labelsize=8)
 
