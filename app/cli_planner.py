@@ -28,7 +28,19 @@ def _add_source(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name}", type=positive, help=f"{what} (a preset has its own)")
     command.add_argument("--edp", type=positive, help="EDP shards (default 1, or the preset's)")
     command.add_argument("--capacity", type=positive, help="tokens of a cell")
+    for name, what in (("pp", "pipeline stages"), ("tp", "TP size"), ("cp", "CP size")):
+        command.add_argument(f"--{name}", type=positive, help=f"{what} (default 1, or preset's)")
     command.add_argument("--trajectories", type=positive, metavar="N", help="first N of a window")
+    dump = command.add_argument_group("dumps and traces that do not say it themselves")
+    dump.add_argument("--num-experts", type=positive, metavar="E")
+    dump.add_argument("--top-k", type=positive, metavar="K")
+    dump.add_argument("--moe-layers", type=layers, metavar="A-B", help="MoE layers, as 3-91")
+    dump.add_argument(
+        "--missing", choices=("error", "estimate"), default="error", help="samples without routing"
+    )
+    dump.add_argument(
+        "--steps", type=positive, default=1, metavar="N", help="optimizer steps of one rollout"
+    )
     command.add_argument(
         "--cost", metavar="FILE", help="YAML with stages (name, alpha, beta) and, if known, move"
     )
@@ -62,6 +74,16 @@ def _recording(arguments: argparse.Namespace, num_windows: int | None):
         num_windows=num_windows,
         num_trajectories=arguments.trajectories,
         cost_file=arguments.cost,
+        pp=arguments.pp,
+        tp=arguments.tp,
+        cp=arguments.cp,
+        reading={
+            "num_experts": arguments.num_experts,
+            "top_k": arguments.top_k,
+            "moe_layers": arguments.moe_layers,
+            "missing": arguments.missing,
+            "num_steps": arguments.steps,
+        },
     )
 
 
@@ -194,6 +216,19 @@ def positive(text: str) -> int:
 def whole(text: str) -> int:
     """A whole number of at least 0, for argparse."""
     return _at_least(text, 0)
+
+
+def layers(text: str) -> tuple[int, ...]:
+    """`3-91` or `1,2,5` as layer numbers, for argparse."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdigit() and (last.isdigit() or not dash)):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected layers as 3-91 or 1,2,5")
+        found += range(int(first), int(last if dash else first) + 1)
+    if not found or sorted(set(found)) != found:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected ascending layers without repeats")
+    return tuple(found)
 
 
 def _at_least(text: str, least: int) -> int:

@@ -22,6 +22,9 @@ from planner.policy import PlannerOptions
 
 STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
 
+PLACEMENT_ONLY = ("placement", "skew")
+"""Studies that need no trajectories."""
+
 
 @dataclass(slots=True)
 class Report:
@@ -72,6 +75,10 @@ def replay(
     """
     print(recording.title)
     report = Report(output=Path(output) if output else None)
+    if recording.is_aggregate:
+        for study in [study for study in studies if study not in PLACEMENT_ONLY]:
+            report.skip(study, "the source holds aggregate counts without trajectories")
+        studies = [study for study in studies if study in PLACEMENT_ONLY]
     if "policies" in studies:
         _policies(recording, options, policies, report)
     if "placement" in studies:

@@ -52,6 +52,11 @@ class Recording:
         return Placement.identity(first.num_layers, first.num_experts, self.topology.num_ep_ranks)
 
     @property
+    def is_aggregate(self) -> bool:
+        """Whether the windows hold no trajectories, so that only placement can be studied."""
+        return _is_aggregate(self.windows)
+
+    @property
     def title(self) -> str:
         """One line that says what was read and for which job."""
         first, topology = self.windows[0], self.topology
@@ -73,13 +78,20 @@ def open_recording(
     num_windows: int | None = None,
     num_trajectories: int | None = None,
     cost_file: str | None = None,
+    pp: int | None = None,
+    tp: int | None = None,
+    cp: int | None = None,
+    reading: dict[str, Any] | None = None,
 ) -> Recording:
     """Read a source; a preset brings topology and costs, which the arguments override.
 
+    reading: further arguments of `planner.recorded.read`, for dumps that do not say them.
     Raises ValueError when a file leaves dp, ep, capacity or the costs open, or they do not fit.
     """
     is_preset = source.startswith(("synthetic:", "slime:"))
     if is_preset:
+        if pp or tp or cp:
+            raise ValueError(f"--pp, --tp, --cp: {source} has its own; leave them out")
         known = preset(source)
         topology = _overridden(known.topology, dp, ep, edp, capacity)
         cost = rescaled(known.cost, topology.capacity / known.topology.capacity)
@@ -90,9 +102,24 @@ def open_recording(
                     f"{name}: missing; {source} does not say for which job it is planned, give "
                     "--ep, --dp and --capacity"
                 )
-        topology = Topology.uniform(dp=dp or 1, ep=ep or 1, edp=edp or 1, capacity=capacity or 1)
+        topology = Topology.uniform(
+            dp=dp or 1,
+            ep=ep or 1,
+            edp=edp or 1,
+            capacity=capacity or 1,
+            pp=pp or 1,
+            tp=tp or 1,
+            cp=cp or 1,
+        )
         cost = CostModel()
-    windows = read(source, num_windows=num_windows, num_trajectories=num_trajectories)
+    windows = read(
+        source,
+        num_windows=num_windows,
+        num_trajectories=num_trajectories,
+        pp=topology.pp,
+        ranks_per_slot=topology.tp * topology.cp,
+        **(reading or {}),
+    )
     first = windows[0]
     if first.num_experts % topology.num_ep_ranks:
         raise ValueError(
@@ -102,9 +129,13 @@ def open_recording(
     move = MoveCost()
     if cost_file is not None:
         cost, move = read_costs(cost_file)
-    elif not is_preset:
+    elif not is_preset and not _is_aggregate(windows):
         cost = _known_cost(source, first, topology)
     return Recording(name=source, windows=windows, topology=topology, cost=cost, move=move)
+
+
+def _is_aggregate(windows: Sequence[Window]) -> bool:
+    return all(w.num_trajectories == 1 and bool(w.estimated.all()) for w in windows)
 
 
 def _overridden(
@@ -134,7 +165,7 @@ def rescaled(cost: CostModel, ratio: float) -> CostModel:
 def _known_cost(source: str, window: Window, topology: Topology) -> CostModel:
     known = GPT_OSS_20B
     if (window.num_layers, window.num_experts) == (known.num_moe_layers, known.num_experts):
-        return cost_from_shape(known, topology.capacity, tp=1, cp=1)
+        return cost_from_shape(known, topology.capacity, topology.tp, topology.cp)
     raise ValueError(
         f"{source}: no cost coefficients for {window.num_layers} MoE layers x "
         f"{window.num_experts} experts; known are the shape of GPT-OSS-20B and the presets; give "

@@ -154,6 +154,52 @@ def test_token_level_routing_of_another_recording_is_refused(run, source, costs,
     assert "differ from the recorded window" in err
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="slime and SGLang dumps are torch files")
+
+
+def test_a_slime_dump_is_replayed_with_the_experts_it_does_not_say(run, costs, tmp_path, torch):
+    rng = np.random.default_rng(0)
+    for rollout in range(2):
+        samples = []
+        for i in range(16):
+            num = int(rng.integers(40, 90))
+            routed = np.argsort(rng.random((num - 1, 4, 16)), axis=2)[:, :, :2].astype(np.int32)
+            samples.append(
+                {
+                    "tokens": list(range(num)),
+                    "group_index": i // 8,
+                    "rollout_routed_experts": torch.from_numpy(routed),
+                }
+            )
+        torch.save({"rollout_id": rollout, "samples": samples}, tmp_path / f"dump_{rollout}.pt")
+    arguments = ["--dp", "2", "--ep", "4", "--capacity", "200", *QUICK, "--cost", costs]
+    source = tmp_path / "dump_{rollout_id}.pt"
+    code, _, err = run("replay", source, *arguments, "--studies", "policies", "placement")
+    assert code == 2
+    assert "num_experts" in err
+    more = ["--num-experts", "16", "--moe-layers", "1-3", "--json", tmp_path / "r.json"]
+    code, out, err = run("replay", source, *arguments, *more, "--studies", "policies", "placement")
+    assert code == 0, err
+    assert "2 windows, 16 trajectories x 3 MoE layers x 16 experts" in out
+    assert "replay.placement.greedy.hit" in read_json(tmp_path / "r.json")["figures"]
+
+
+def test_aggregate_counts_allow_placement_only(run, tmp_path, torch):
+    rng = np.random.default_rng(0)
+    for k in range(2):
+        counts = torch.from_numpy(rng.integers(100, 900, (3, 16)))
+        torch.save({"rank": 0, "logical_count": counts}, tmp_path / f"expert_{k}.pt")
+    target = tmp_path / "r.json"
+    sizes = ["--dp", "2", "--ep", "4", "--capacity", "200", "--top-k", "2"]
+    code, _, err = run("replay", tmp_path, *sizes, "--json", target)
+    assert code == 0, err
+    found = read_json(target)
+    assert "aggregate" in found["skipped"]["replay.policies"]
+    assert "replay.placement.few_moves.moved" in found["figures"]
+
+
 def test_labels_give_distances_within_and_across_tasks(replayed, tmp_path):
     lines = ["index,family", *(f"{i},{'math' if i % 16 < 8 else 'code'}" for i in range(48))]
     (tmp_path / "labels.csv").write_text("\n".join(lines))
