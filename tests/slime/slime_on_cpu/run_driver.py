@@ -6,6 +6,7 @@ DRIVER_DONE at the end.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -15,6 +16,8 @@ from slime_on_cpu.install import install
 
 def main() -> None:
     install()
+    if os.environ.get("ROUTEPACK_TEST_FP32"):
+        _parse_as_fp32()
     module_name = sys.argv[1]
     sys.argv = [module_name, *sys.argv[2:]]
     import ray
@@ -48,6 +51,22 @@ def main() -> None:
         module.train(parse_args())
     print("DRIVER_DONE", flush=True)
     ray.shutdown()
+
+
+def _parse_as_fp32() -> None:
+    """slime turns bf16 on for everybody; exact comparisons want fp32."""
+    import slime.utils.arguments as arguments
+    import torch
+
+    parse = arguments.parse_args
+
+    @functools.wraps(parse)
+    def parse_fp32(*args, **kwargs):
+        parsed = parse(*args, **kwargs)
+        parsed.bf16, parsed.params_dtype = False, torch.float32
+        return parsed
+
+    arguments.parse_args = parse_fp32
 
 
 if __name__ == "__main__":
