@@ -1,49 +1,230 @@
 """Commit a placement: move expert state between ranks, exactly, at a training-step boundary.
 
-Protocol (Section 3.2, Figure 6): agree on the plan, wait for pending parameter gathers, then per
-layer send only what moves, receive the layer whole, write it into the existing slots. Parameter
-objects, shapes, gradient buffers and communicators stay as they are. From the first byte until the
-last write every forward is refused, so a commit that fails can not be trained on.
+Protocol (Section 3.2, Figure 6): agree on the plan, wait for pending parameter gathers, then send
+only what moves, receive whole chunks, write them into the existing slots. Parameter objects,
+shapes, gradient buffers and communicators stay as they are. From the first byte until the last
+write every forward is refused, so a commit that fails can not be trained on.
+
+A split commit moves the parameters at once and the optimizer's tensors later, at any time before
+`optimizer.step`, which refuses to run until they have arrived.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from planner.placement import Placement
+from train_hooks.checksums import checksums, describe_difference
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
 from train_hooks.pieces import Piece, moved_slots, optimizer_pieces, parameter_pieces
+from train_hooks.transport import Staging, chunks_of, exchange
+
+Verify = Literal["off", "sample", "full"]
+SAMPLE_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitOptions:
+    """staging_mb: megabytes (2^20) of send and receive buffers. verify: checksums of no, a quarter
+    of the moved, or all layers before and after. split: optimizer state follows later."""
+
+    staging_mb: int = 256
+    verify: Verify = "off"
+    split: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitReport:
-    """What one commit did on this rank: experts moved, bytes sent to others, seconds, version."""
+    """What one commit did on this rank: experts moved, bytes sent to others, seconds, version.
+
+    verify_seconds: what the checksums took, part of `seconds`.
+    """
 
     num_moved: int
     bytes_sent: int
     seconds: float
+    verify_seconds: float
     version: int
 
 
+class Committer:
+    """Commits placements into one layout; holds the staging buffers between commits."""
+
+    def __init__(
+        self, layout: ExpertLayout, state: ExpertState, options: CommitOptions | None = None
+    ):
+        self.layout = layout
+        self.state = state
+        self.options = options or CommitOptions()
+        some = next(iter(state.parameters.values()))[0][0]
+        self.staging = Staging(self.options.staging_mb * 2**20, some.device)
+        self.dtype = some.dtype
+        self._pending: list[tuple[int, list[tuple[int, int]]]] | None = None
+        if self.options.split and state.optimizer is not None:
+            state.optimizer.optimizer.register_step_pre_hook(self._refuse_early_step)
+
+    @torch.no_grad()
+    def commit(
+        self, placement: Placement, *, base_version: int, window_id: int, digest: str
+    ) -> CommitReport:
+        """Move parameters, fp32 main shards and Adam moments so that the layout is `placement`.
+
+        Collective over `ExpertState.group`; call between `optimizer.step()` and the next forward.
+        Raises LayoutError on all ranks, before anything moves, for a plan that differs between
+        ranks, is stale, or does not fit. An error after that leaves every forward refused.
+        """
+        start = time.perf_counter()
+        layout, state = self.layout, self.state
+        agree(placement, digest, window_id, layout, base_version, state.group)
+        if self._pending is not None:
+            raise LayoutError(
+                "the optimizer state of the last split commit has not moved yet: call finish() "
+                "before optimizer.step()"
+            )
+        state.wait_for_parameters()
+        moves = [
+            (number, moved_slots(layout.expert_of_slot(number), new))
+            for number, new in zip(layout.layer_numbers, placement.expert_of_slot)
+        ]
+        num_moved = sum(len(m) for _, m in moves)
+        proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))
+        layout.begin_change(f"the commit of window {window_id} did not finish")
+        bytes_sent = self._move_parameters(moves, window_id)
+        if self.options.split and num_moved:
+            self._pending = moves
+        else:
+            bytes_sent += self._move_optimizer(moves, window_id)
+            proof.check(placement, window_id)
+        layout.finish_change(placement)
+        return CommitReport(
+            num_moved=num_moved,
+            bytes_sent=bytes_sent,
+            seconds=time.perf_counter() - start,
+            verify_seconds=proof.seconds,
+            version=placement.version,
+        )
+
+    @torch.no_grad()
+    def finish(self, window_id: int = -1) -> int:
+        """Move the optimizer tensors of a split commit; returns bytes sent, 0 if none is pending.
+
+        Collective over `ExpertState.group`; call any time before `optimizer.step()`.
+        """
+        if self._pending is None:
+            return 0
+        sent = self._move_optimizer(self._pending, window_id)
+        self._pending = None
+        return sent
+
+    def _move_parameters(self, moves, window_id: int) -> int:
+        pieces = [(n, list(parameter_pieces(self.state, n, m))) for n, m in moves if m]
+        return self._carry(pieces, self.dtype, window_id)
+
+    def _move_optimizer(self, moves, window_id: int) -> int:
+        if not any(m for _, m in moves):
+            return 0
+        keys = self.state.optimizer_keys()
+        pieces = [(n, list(optimizer_pieces(self.state, n, m, keys))) for n, m in moves if m]
+        return self._carry(pieces, torch.float32, window_id)
+
+    def _carry(
+        self, pieces: list[tuple[int, list[Piece]]], dtype: torch.dtype, window_id: int
+    ) -> int:
+        sent = 0
+        for chunk in chunks_of(pieces, self.staging.half, dtype.itemsize):
+            try:
+                sent += exchange(chunk, self._view, self.state.group, self.staging, dtype)
+            except Exception as error:
+                ranks = sorted({p.source for p in chunk.pieces} | {p.target for p in chunk.pieces})
+                raise LayoutError(
+                    f"commit of window {window_id} failed in MoE layers {list(chunk.layers)} "
+                    f"between ranks {ranks} of the expert group: {error}. Expert state may be "
+                    "incomplete; restart from the last checkpoint"
+                ) from error
+        return sent
+
+    def _view(self, piece: Piece, is_source: bool) -> torch.Tensor:
+        param = piece.source_param if is_source else piece.target_param
+        start = piece.source_start if is_source else piece.target_start
+        offset, flat = 0, param.data.view(-1)
+        if piece.key is not None:
+            offset, flat = self.state.optimizer_shard(param, piece.key)
+        return flat[start - offset : start - offset + piece.num_elements]
+
+    def _checked_layers(self, moves, window_id: int) -> dict[int, int]:
+        """Global number -> row of the layers whose checksums are compared."""
+        moved = [(row, number) for row, (number, m) in enumerate(moves) if m]
+        if self.options.verify == "off" or not moved:
+            return {}
+        if self.options.verify == "sample":
+            count = max(1, round(SAMPLE_SHARE * len(moved)))
+            rng = np.random.default_rng([window_id & 0x7FFFFFFF])
+            moved = [moved[i] for i in sorted(rng.choice(len(moved), count, replace=False))]
+        return {number: row for row, number in moved}
+
+    def _refuse_early_step(self, optimizer, args, kwargs) -> None:
+        if self._pending is not None:
+            raise LayoutError(
+                "optimizer.step() before the optimizer state of a split commit has moved: call "
+                "finish() first; nothing was updated"
+            )
+
+
+class _Proof:
+    """Checksums before a move, compared with those after it."""
+
+    def __init__(self, state: ExpertState, placement: Placement, layers: dict[int, int]):
+        self.state, self.layers = state, layers
+        self.seconds = 0.0
+        if layers:
+            start = time.perf_counter()
+            self.keys = state.optimizer_keys()
+            self.before = checksums(state, placement, layers, self.keys)
+            self.seconds += time.perf_counter() - start
+
+    def check(self, placement: Placement, window_id: int) -> None:
+        """Raise LayoutError if anything changed but its place."""
+        if not self.layers:
+            return
+        start = time.perf_counter()
+        after = checksums(self.state, placement, self.layers, self.keys)
+        self.seconds += time.perf_counter() - start
+        difference = describe_difference(self.before, after, self.layers, self.keys)
+        if difference is not None:
+            raise LayoutError(
+                f"commit of window {window_id} is not exact: {difference}. Training must not go "
+                "on; restart from the last checkpoint"
+            )
+
+
 def agree(
-    digest: str, window_id: int, layout: ExpertLayout, base_version: int, group: dist.ProcessGroup
+    placement: Placement,
+    digest: str,
+    window_id: int,
+    layout: ExpertLayout,
+    base_version: int,
+    group: dist.ProcessGroup,
 ) -> None:
-    """Raise LayoutError on every rank unless all hold the same plan for the current layout."""
-    mine = (digest, window_id, base_version, layout.version)
+    """Raise LayoutError on every rank unless all hold the same fitting plan for this layout."""
+    misfit = layout.misfit(placement)
+    mine = (digest, window_id, base_version, layout.version, misfit)
     everyone: list = [None] * group.size()
     dist.all_gather_object(everyone, mine, group=group)
     if any(other != everyone[0] for other in everyone):
         lines = [f"rank {rank}: {entry}" for rank, entry in enumerate(everyone)]
         raise LayoutError(
-            "ranks hold different plans (digest, window, plan's base version, layout version); "
-            "nothing was moved. " + "; ".join(lines)
+            "ranks hold different plans (digest, window, plan's base version, layout version, "
+            "misfit); nothing was moved. " + "; ".join(lines)
         )
+    if misfit is not None:
+        raise LayoutError(f"{misfit}; nothing was moved")
     if base_version != layout.version:
         raise LayoutError(
             f"stale plan: it starts from layout version {base_version}, the layout is at version "
@@ -51,91 +232,8 @@ def agree(
         )
 
 
-@torch.no_grad()
 def commit(
-    layout: ExpertLayout,
-    state: ExpertState,
-    placement: Placement,
-    *,
-    base_version: int,
-    window_id: int,
-    digest: str,
+    layout: ExpertLayout, state: ExpertState, placement: Placement, **plan: Any
 ) -> CommitReport:
-    """Move parameters, fp32 main shards and Adam moments so that `layout` becomes `placement`.
-
-    Collective over `ExpertState.group`; call between `optimizer.step()` and the next forward.
-    Raises LayoutError on all ranks, before anything moves, for a plan that differs between ranks,
-    is stale, or does not fit. An error after that leaves the layout refusing every forward.
-    """
-    start = time.perf_counter()
-    layout.check_fits(placement)
-    agree(digest, window_id, layout, base_version, state.group)
-    state.wait_for_parameters()
-    num_moved = bytes_sent = 0
-    layout.begin_change(f"the commit of window {window_id} did not finish")
-    for number, new in zip(layout.layer_numbers, placement.expert_of_slot):
-        moves = moved_slots(layout.expert_of_slot(number), new)
-        num_moved += len(moves)
-        if not moves:
-            continue
-        try:
-            bytes_sent += _transport(state, list(parameter_pieces(state, number, moves)))
-            bytes_sent += _transport(state, list(optimizer_pieces(state, number, moves)))
-        except Exception as error:
-            experts = sorted({int(new[slot]) for _, slot in moves})
-            raise LayoutError(
-                f"commit of window {window_id} failed in MoE layer {number} (experts {experts}): "
-                f"{error}. Expert state may be incomplete; restart from the last checkpoint"
-            ) from error
-    layout.finish_change(placement)
-    return CommitReport(
-        num_moved=num_moved,
-        bytes_sent=bytes_sent,
-        seconds=time.perf_counter() - start,
-        version=placement.version,
-    )
-
-
-def _transport(state: ExpertState, pieces: Sequence[Piece]) -> int:
-    """Exchange `pieces` with one all-to-all per dtype and write them; return bytes sent away."""
-    me, world = state.group.rank(), state.group.size()
-    outgoing: list[list[torch.Tensor]] = [[] for _ in range(world)]
-    incoming: list[list[torch.Tensor]] = [[] for _ in range(world)]
-    for piece in pieces:
-        if piece.source == me:
-            source = _view(state, piece.source_param, piece.source_start, piece)
-            outgoing[piece.target].append(source)
-        if piece.target == me:
-            target = _view(state, piece.target_param, piece.target_start, piece)
-            incoming[piece.source].append(target)
-    if not pieces:
-        return 0
-    reference = _reference_tensor(state, pieces[0])
-    send = _concatenate([view for views in outgoing for view in views], reference)
-    send_sizes = [sum(view.numel() for view in views) for views in outgoing]
-    receive_sizes = [sum(view.numel() for view in views) for views in incoming]
-    received = reference.new_empty(sum(receive_sizes))
-    dist.all_to_all_single(received, send, receive_sizes, send_sizes, group=state.group)
-    targets = [view for views in incoming for view in views]
-    if targets:
-        chunks = received.split([view.numel() for view in targets])
-        torch._foreach_copy_(targets, list(chunks))
-    return (sum(send_sizes) - send_sizes[me]) * send.element_size()
-
-
-def _view(state: ExpertState, param, start: int, piece: Piece) -> torch.Tensor:
-    stop = start + piece.num_elements
-    if piece.key is None:
-        return param.data.view(-1)[start:stop]
-    offset, flat = state.optimizer_shard(param, piece.key)
-    return flat[start - offset : stop - offset]
-
-
-def _reference_tensor(state: ExpertState, piece: Piece) -> torch.Tensor:
-    if piece.key is None:
-        return piece.source_param.data
-    return torch.empty(0, dtype=torch.float32, device=piece.source_param.device)
-
-
-def _concatenate(views: list[torch.Tensor], reference: torch.Tensor) -> torch.Tensor:
-    return torch.cat(views) if views else reference.new_empty(0)
+    """Commit once with default options and staging of its own; see `Committer.commit`."""
+    return Committer(layout, state).commit(placement, **plan)

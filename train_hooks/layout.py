@@ -10,6 +10,7 @@ from torch import nn
 
 from planner.placement import Placement
 from train_hooks.moe_layers import moe_layers
+from train_hooks.replay import RoutingReplay
 from train_hooks.router_seam import RouterSeam
 
 
@@ -36,6 +37,7 @@ class ExpertLayout:
         self.num_ep_ranks: int = self.num_experts // any_layer.num_local_experts
         self.version = 0
         self.seams = {number: RouterSeam(layer) for number, layer in self.layers.items()}
+        self.replay = RoutingReplay(self.layers, self.seams)
         self._seal_all(None)
 
     @property
@@ -60,15 +62,16 @@ class ExpertLayout:
             version=self.version,
         )
 
-    def check_fits(self, placement: Placement) -> None:
-        """Raise LayoutError unless `placement` has this model's layers, experts and EP ranks."""
+    def misfit(self, placement: Placement) -> str | None:
+        """Say how `placement` differs from this model's layers, experts and EP ranks, or None."""
         got = (*placement.expert_of_slot.shape, placement.num_ep_ranks)
         expected = (len(self.layers), self.num_experts, self.num_ep_ranks)
-        if got != expected:
-            raise LayoutError(
-                f"placement has (layers, experts, EP ranks) {got}, the model has {expected}: "
-                "plan with the topology of the running job"
-            )
+        if got == expected:
+            return None
+        return (
+            f"placement has (layers, experts, EP ranks) {got}, the model has {expected}: plan with "
+            "the topology of the running job"
+        )
 
     def begin_change(self, reason: str) -> None:
         """Refuse every forward until `finish_change`: state is about to move."""

@@ -16,7 +16,8 @@ class Piece:
     """One contiguous range of one expert matrix on its way from a rank to a rank.
 
     `source` and `target` are ranks of `ExpertState.group`; starts and `num_elements` count
-    elements of the flat parameter; `key` is None for the model parameter, else an optimizer key.
+    elements of the flat parameter; `matrix` counts the matrices of an expert; `key` is None for the
+    model parameter, else an optimizer key.
     """
 
     source: int
@@ -26,6 +27,7 @@ class Piece:
     target_param: nn.Parameter
     target_start: int
     num_elements: int
+    matrix: int
     key: str | None
 
 
@@ -50,7 +52,7 @@ def parameter_pieces(
     per_rank = len(matrices)
     for from_slot, to_slot in moves:
         pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
-        for source_param, target_param in pairs:
+        for matrix, (source_param, target_param) in enumerate(pairs):
             for edp in range(state.num_edp_ranks):
                 yield Piece(
                     source=state.rank_in_group[from_slot // per_rank, edp],
@@ -60,24 +62,27 @@ def parameter_pieces(
                     target_param=target_param,
                     target_start=0,
                     num_elements=source_param.numel(),
+                    matrix=matrix,
                     key=None,
                 )
 
 
 def optimizer_pieces(
-    state: ExpertState, layer_number: int, moves: Sequence[tuple[int, int]]
+    state: ExpertState,
+    layer_number: int,
+    moves: Sequence[tuple[int, int]],
+    keys: Sequence[str],
 ) -> Iterator[Piece]:
-    """Yield the optimizer pieces of one layer.
+    """Yield the pieces of one layer for the optimizer tensors `keys`.
 
     Two slots with different local indices have different EDP owners, and a shard edge can cut
     through one matrix, so a piece is the overlap of a source owner's and a target owner's range.
     """
-    keys = state.optimizer_keys()
     matrices = state.parameters[layer_number]
     per_rank = len(matrices)
     for from_slot, to_slot in moves:
         pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
-        for source_param, target_param in pairs:
+        for matrix, (source_param, target_param) in enumerate(pairs):
             for source_edp, source_low, source_high in state.owners(source_param):
                 for target_edp, target_low, target_high in state.owners(target_param):
                     low, high = max(source_low, target_low), min(source_high, target_high)
@@ -92,5 +97,6 @@ def optimizer_pieces(
                             target_param=target_param,
                             target_start=low,
                             num_elements=high - low,
+                            matrix=matrix,
                             key=key,
                         )

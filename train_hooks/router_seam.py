@@ -23,9 +23,9 @@ class RouterSeam:
         router.register_buffer("routepack_expert_of_slot", slots, persistent=False)
         self.router = router
         self.sealed_because: str | None = None
+        self.expected_row = 0
         self.expected_counts: torch.Tensor | None = None
-        self.num_mismatches = torch.zeros((), dtype=torch.int64, device=device)
-        self.num_checked = 0
+        self.mismatches: list[tuple[int, torch.Tensor]] = []
         self.received_counts: list[torch.Tensor] | None = None
         router.register_forward_hook(self._translate)
 
@@ -34,16 +34,18 @@ class RouterSeam:
         """Int64 `[slot]`: the logical expert of each physical slot."""
         return self.router.routepack_expert_of_slot
 
-    def expect(self, counts: torch.Tensor | None) -> None:
-        """Compare the logical counts `[expert]` of every following forward with `counts`."""
-        self.expected_counts = counts
+    def expect(self, row: int, counts: torch.Tensor | None) -> None:
+        """Compare the logical counts `[expert]` of the next forward, of `row`, with `counts`."""
+        self.expected_row, self.expected_counts = row, counts
 
-    def take_mismatches(self) -> tuple[int, int]:
-        """Return (experts whose count differed, forwards compared) since the last call."""
-        result = int(self.num_mismatches), self.num_checked
-        self.num_mismatches.zero_()
-        self.num_checked = 0
-        return result
+    def take_mismatches(self) -> list[tuple[int, int]]:
+        """Return (row, experts whose count differed) of every forward compared since the last call.
+
+        The device is waited for once, here.
+        """
+        taken = [(row, int(wrong)) for row, wrong in self.mismatches]
+        self.mismatches.clear()
+        return taken
 
     def _translate(self, router, args, output):
         if self.sealed_because is not None:
@@ -53,9 +55,8 @@ class RouterSeam:
             )
         probs, routing_map = output
         if self.expected_counts is not None:
-            counts = routing_map.sum(dim=0)
-            self.num_mismatches += (counts != self.expected_counts).sum()
-            self.num_checked += 1
+            wrong = (routing_map.sum(dim=0) != self.expected_counts).sum()
+            self.mismatches.append((self.expected_row, wrong))
         probs = probs.index_select(1, self.expert_of_slot)
         routing_map = routing_map.index_select(1, self.expert_of_slot)
         if self.received_counts is not None:

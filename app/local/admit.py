@@ -15,7 +15,7 @@ from planner.placement import Placement
 from planner.plan import Plan
 from planner.window import Window
 from rollout_hooks.admission import Admission, PlannerCalls
-from train_hooks.commit import CommitReport, commit
+from train_hooks.commit import CommitReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +66,7 @@ def admit(
         admission.start_schedule()
     placement: Placement = _from_rank_0(admission and admission.placement)
     state_started = time.perf_counter()
-    report = commit(
-        trainer.layout,
-        trainer.state,
+    report = trainer.committer.commit(
         placement,
         base_version=carried.version,
         window_id=window.window_id,

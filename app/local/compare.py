@@ -31,7 +31,6 @@ from app.progress import track
 from planner.placement import Placement, rank_load
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
-from train_hooks.commit import commit
 from train_hooks.micro_batch import MicroBatch
 
 CONTROL, IDEAL = "base (control)", "ideal"
@@ -220,9 +219,7 @@ def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
 
 
 def _commit_untimed(session: Session, placement: Placement, window_id: int) -> None:
-    commit(
-        session.trainer.layout,
-        session.trainer.state,
+    session.trainer.committer.commit(
         placement,
         base_version=session.trainer.layout.version,
         window_id=window_id,

@@ -28,8 +28,9 @@ class PackedAttention(MegatronModule):
     ):
         super().__init__(config=config)
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        assert config.context_parallel_size == 1 and dropout == 0
+        assert dropout == 0
         self.scale = softmax_scale
+        self.num_parts = config.context_parallel_size  # each CP rank attends to its own part
 
     def forward(
         self,
@@ -45,7 +46,8 @@ class PackedAttention(MegatronModule):
             q, k, v = (x.transpose(0, 1) for x in (query, key, value))
             out = self._attend(q, k, v).transpose(0, 1)
             return out.reshape(query.size(0), query.size(1), -1)
-        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()  # [token, head, channel]
+        # thd: [token, head, channel]
+        lengths = (packed_seq_params.cu_seqlens_q.diff() // self.num_parts).tolist()
         parts = zip(query.split(lengths), key.split(lengths), value.split(lengths))
         return torch.cat([self._attend(q[None], k[None], v[None])[0] for q, k, v in parts])
 

@@ -11,7 +11,6 @@ from app.local.grpo import training_trajectory
 from app.local.rollout import SealedRollout
 from app.local.trainer import LocalTrainer
 from train_hooks.micro_batch import pack
-from train_hooks.replay import set_replay
 
 MAX_LOG_PROB_DIFFERENCE = 1e-4
 MIN_EQUAL_ROWS = 0.999
@@ -49,7 +48,6 @@ def check_engines(trainer: LocalTrainer, rollout: SealedRollout) -> EngineCheck:
         )
         for layer in trainer.layout.layers.values()
     ]
-    set_replay(trainer.layout, None, 0)
     trainer.ddp.eval()
     negative = trainer.ddp(
         batch.tokens,

@@ -6,6 +6,7 @@ import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron and 
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
@@ -139,11 +140,14 @@ def megatron_config(model: ModelConfig, expert_parallel_size: int, **changes) ->
     return TransformerConfig(**{**fields, **changes})
 
 
-def build_megatron(config: TransformerConfig) -> GPTModel:
-    """The GPTModel of `config`, with the CPU attention and grouped linear in its layer specs."""
+def build_megatron(config: TransformerConfig, vp_stage: int | None = None) -> GPTModel:
+    """This rank's GPTModel chunk of `config`, with CPU attention and grouped linear in its spec."""
     config.moe_grouped_gemm = False  # the local spec's own grouped MLP needs grouped_gemm
     spec = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization=config.normalization
+        config,
+        use_transformer_engine=False,
+        normalization=config.normalization,
+        vp_stage=vp_stage,
     )
     config.moe_grouped_gemm = True
     for layer_spec in {id(s): s for s in spec.layer_specs}.values():
@@ -157,4 +161,7 @@ def build_megatron(config: TransformerConfig) -> GPTModel:
         rotary_percent=ROTARY_PERCENT,
         rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=False,
+        pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        vp_stage=vp_stage,
     )

@@ -23,6 +23,7 @@ from app.local.grpo import num_loss_tokens, policy_loss, training_trajectory
 from app.local.model import build_megatron, megatron_config
 from app.local.weights import WeightBridge
 from planner.plan import Plan
+from train_hooks.commit import Committer
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout
 from train_hooks.micro_batch import MicroBatch, TrainingTrajectory, pack
@@ -81,6 +82,7 @@ class LocalTrainer:
         )
         self.layout = ExpertLayout([self.ddp])
         self.state = ExpertState([self.ddp], self.optimizer, self.layout)
+        self.committer = Committer(self.layout, self.state)
         self.bridge = WeightBridge(
             config=config.model, model=self.ddp, layout=self.layout, state=self.state
         )

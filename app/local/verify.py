@@ -22,7 +22,6 @@ from app.local.trainer import StepResult, grpo_step_inputs
 from planner.placement import Placement
 from planner.plan import Plan
 from rollout_hooks.admission import PlannerCalls
-from train_hooks.commit import commit
 from train_hooks.micro_batch import MicroBatch
 from train_hooks.state_by_expert import max_difference, num_different, state_by_expert
 
@@ -178,9 +177,7 @@ def _inputs_without_one(session: Session, rollout: SealedRollout, loss):
 
 def _commit(session: Session, placement: Placement) -> None:
     trainer = session.trainer
-    commit(
-        trainer.layout,
-        trainer.state,
+    trainer.committer.commit(
         placement,
         base_version=trainer.layout.version,
         window_id=0,

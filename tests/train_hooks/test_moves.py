@@ -42,7 +42,7 @@ def test_bad_plans_are_refused_by_name_on_every_rank_before_anything_moves():
 
 def test_a_torn_commit_refuses_the_next_forward():
     result = run_ranks(moves.a_broken_commit_stops_training, tiny_config())
-    assert "layer 1" in result["commit"] and "a torn cable" in result["commit"]
+    assert "layers [1" in result["commit"] and "a torn cable" in result["commit"]
     assert "forward refused" in result["forward"]
 
 

@@ -20,7 +20,6 @@ from app.local.trainer import LocalTrainer, grpo_step_inputs
 from app.local.verify import random_placement
 from planner.placement import Placement
 from rollout_hooks.admission import PlannerCalls
-from train_hooks.commit import commit
 from train_hooks.state_by_expert import num_different, state_by_expert
 
 
@@ -40,7 +39,7 @@ def trained(config):
 
 def move(trainer, placement, **changes):
     arguments = dict(base_version=trainer.layout.version, window_id=7, digest="same")
-    return commit(trainer.layout, trainer.state, placement, **{**arguments, **changes})
+    return trainer.committer.commit(placement, **{**arguments, **changes})
 
 
 def error_of(action) -> str:
@@ -124,7 +123,11 @@ def bad_plans_are_refused(config) -> dict:
 def a_broken_commit_stops_training(config) -> dict:
     """Fail inside the transport: the next forward must be refused on every rank."""
     trainer, inputs, _ = trained(config)
-    trainer.state.optimizer_keys = lambda: (_ for _ in ()).throw(RuntimeError("a torn cable"))
+
+    def torn(piece, is_source):
+        raise RuntimeError("a torn cable")
+
+    trainer.committer._view = torn
     commit_error = error_of(lambda: move(trainer, random_placement(trainer.layout.placement(), 1)))
     batch = inputs[0][0]
     router = next(iter(trainer.layout.layers.values())).router
