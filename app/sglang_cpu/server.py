@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 DEFAULT_PYTHON = HERE.parents[1] / ".venv-sglang" / "bin" / "python"
 PYTHON_VARIABLE = "ROUTEPACK_SGLANG_PYTHON"
 START_SECONDS = 300.0
-CLOSE_SECONDS = 15.0
+CLOSE_SECONDS = 5.0
 
 
 class ServerError(RuntimeError):
@@ -104,6 +104,7 @@ def _environment(store: Path) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_PLUGINS": "routepack_sglang_cpu",
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{store}",
+        "TMPDIR": str(store.parent),
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -140,10 +141,26 @@ def _tail(log: Path, num_lines: int = 30) -> str:
 
 
 def _close(process: subprocess.Popen) -> None:
-    """End the server and every process it started."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(CLOSE_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill the server; its workers follow, its resource tracker cleans up, the rest is killed."""
+    left_behind = _load_files(process.pid)
+    process.kill()
     process.wait()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    for path in left_behind:
+        path.unlink(missing_ok=True)
+
+
+def _load_files(pid: int) -> set[Path]:
+    """Shared-memory files of the server's schedulers, which SGLang never removes."""
+    found = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                maps = Path(f"/proc/{child}/maps").read_text().splitlines()
+                found |= {line.split()[-1] for line in maps if "/dev/shm/sglang_loads_" in line}
+    return {Path(path) for path in found}

@@ -58,7 +58,11 @@ def test_the_server_dies_with_its_parent(tmp_path):
         "from app.sglang_cpu.server import serve\n"
         f"with serve({str(tmp_path)!r}, context_length=64, max_total_tokens=64): pass\n"
     )
-    environment = os.environ | {PYTHON_VARIABLE: python, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        PYTHON_VARIABLE: python,
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path),
+    }
     parent = subprocess.Popen([sys.executable, "-c", script], env=environment)
     try:
         wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())

@@ -1,0 +1,173 @@
+"""A tiny Ling 2.0 in Megatron: exported as a checkpoint for SGLang, with Megatron's own answer.
+
+The names are those of Ling 2.0's published checkpoints (`BailingMoeV2ForCausalLM`).
+"""
+
+from __future__ import annotations
+
+import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from app.config import ModelConfig, RunConfig
+from app.local.model import (
+    MAX_POSITIONS,
+    NORM_EPSILON,
+    ROTARY_BASE,
+    ROTARY_PERCENT,
+    build_megatron,
+    megatron_config,
+)
+from app.local.tokens import EOS, PAD, VOCAB_SIZE
+from app.local.weights import split_qkv
+from train_hooks.micro_batch import TrainingTrajectory, pack
+
+WHOLE_MODEL = {
+    "embedding.word_embeddings.weight": "model.word_embeddings.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+ONE_TO_ONE = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.linear_proj.weight": "attention.dense.weight",
+    "self_attention.q_layernorm.weight": "attention.query_layernorm.weight",
+    "self_attention.k_layernorm.weight": "attention.key_layernorm.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+    "mlp.shared_experts.linear_fc2.weight": "mlp.shared_experts.down_proj.weight",
+    "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.expert_bias": "mlp.gate.expert_bias",
+}
+GATE_AND_UP = {
+    "mlp.linear_fc1.weight": "mlp.{}_proj.weight",
+    "mlp.shared_experts.linear_fc1.weight": "mlp.shared_experts.{}_proj.weight",
+}
+
+
+def hf_config(model: ModelConfig) -> dict:
+    """The config.json of the tiny Ling 2.0."""
+    rope = dict(rope_type="default", rope_theta=ROTARY_BASE, partial_rotary_factor=ROTARY_PERCENT)
+    return dict(
+        architectures=["BailingMoeV2ForCausalLM"],
+        auto_map={"AutoConfig": "configuration_bailing_moe_v2.BailingMoeV2Config"},
+        model_type="bailing_moe_v2",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.ffn_hidden_size,
+        moe_intermediate_size=model.moe_ffn_hidden_size,
+        num_hidden_layers=model.num_layers,
+        first_k_dense_replace=model.num_dense_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_query_groups,
+        head_dim=model.head_dim,
+        num_experts=model.num_experts,
+        num_experts_per_tok=model.top_k,
+        num_shared_experts=1,
+        n_group=model.num_groups,
+        topk_group=model.group_top_k,
+        routed_scaling_factor=model.routed_scaling_factor,
+        moe_router_enable_expert_bias=True,
+        score_function="sigmoid",
+        router_dtype="fp32",
+        norm_topk_prob=True,
+        hidden_act="silu",
+        use_qk_norm=True,
+        use_bias=False,
+        use_qkv_bias=False,
+        norm_head=False,
+        tie_word_embeddings=False,
+        embedding_dropout=0.0,
+        rms_norm_eps=NORM_EPSILON,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_theta=ROTARY_BASE,
+        rope_parameters=rope,
+        partial_rotary_factor=ROTARY_PERCENT,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        torch_dtype="float32",
+    )
+
+
+CONFIGURATION = '''"""Configuration class of the checkpoint, loaded with --trust-remote-code."""
+from transformers import PretrainedConfig
+
+
+class BailingMoeV2Config(PretrainedConfig):
+    model_type = "bailing_moe_v2"
+'''
+
+
+@torch.no_grad()
+def export_ling(config: RunConfig, folder: str, tokens: list[int]) -> dict:
+    """Write the checkpoint; return Megatron's log-probs and routing of `tokens`.
+
+    log_probs: `[t-1]` of tokens 1..t-1. routed: bool `[L, t-1, E]`.
+    """
+    megatron = megatron_config(config.model, 1, add_qkv_bias=False)
+    model = build_megatron(megatron).eval()
+    routers = {
+        number: layer.mlp.router
+        for number, layer in enumerate(model.decoder.layers)
+        if hasattr(layer.mlp, "router")
+    }
+    generator = torch.Generator().manual_seed(config.seed)
+    tensors = dict(model.named_parameters())
+    for number, router in routers.items():
+        router._maintain_float32_expert_bias()
+        tensors[f"decoder.layers.{number}.mlp.router.expert_bias"] = router.expert_bias
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("expert_bias"):
+            tensor.copy_(0.1 * noise)
+        elif "norm" in name:
+            tensor.copy_(1 + 0.1 * noise)
+        else:
+            tensor.copy_(noise * tensor.shape[-1] ** -0.5)
+    exported: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        exported.update(to_ling(name, tensor, config.model))
+    save_file({n: t.detach().clone() for n, t in exported.items()}, f"{folder}/model.safetensors")
+    Path(folder, "config.json").write_text(json.dumps(hf_config(config.model)))
+    Path(folder, "configuration_bailing_moe_v2.py").write_text(CONFIGURATION)
+
+    routed: dict[int, torch.Tensor] = {}
+    for number, router in routers.items():
+        router.register_forward_hook(
+            lambda router, args, output, number=number: routed.__setitem__(number, output[1])
+        )
+    batch = pack(
+        0, [TrainingTrajectory(tokens=torch.tensor(tokens), routed=None, counts=None, targets={})]
+    )
+    negative = model(
+        batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.packed
+    )
+    return {
+        "log_probs": -negative[0].numpy(),
+        "routed": torch.stack([routed[number] for number in routers]).numpy(),
+    }
+
+
+def to_ling(name: str, tensor: torch.Tensor, model: ModelConfig) -> dict[str, torch.Tensor]:
+    """One Megatron tensor under Ling's names."""
+    if name in WHOLE_MODEL:
+        return {WHOLE_MODEL[name]: tensor}
+    layer, rest = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name).groups()
+    prefix = f"model.layers.{layer}."
+    if rest in ONE_TO_ONE:
+        return {prefix + ONE_TO_ONE[rest]: tensor}
+    if rest in GATE_AND_UP:
+        names = [prefix + GATE_AND_UP[rest].format(part) for part in ("gate", "up")]
+        return dict(zip(names, tensor.chunk(2)))
+    if rest == "self_attention.linear_qkv.weight":
+        return {f"{prefix}attention.query_key_value.weight": torch.cat(split_qkv(tensor, model))}
+    matrix, expert = re.fullmatch(r"mlp\.experts\.linear_(fc[12])\.weight(\d+)", rest).groups()
+    expert_prefix = f"{prefix}mlp.experts.{expert}."
+    if matrix == "fc2":
+        return {f"{expert_prefix}down_proj.weight": tensor}
+    names = [f"{expert_prefix}{part}_proj.weight" for part in ("gate", "up")]
+    return dict(zip(names, tensor.chunk(2)))
