@@ -10,7 +10,9 @@ Constants where the paper gives none, each beside its code:
 | constant | value | file |
 | --- | --- | --- |
 | temperatures, in mean row costs | 1.1e-3 (1.5e-3 for long runs) to 1.7e-4 | pair_anneal |
-| move shares and reach | swap .85/.65, relocate .05, cells .05, subset .05/.25; 60/25 | pair_anneal |
+| moves, single-item cells | relocate, cells, subset .03 each, rest swaps; reach 120 | pair_anneal |
+| moves, larger cells | relocate .05, cells .05, subset .25, rest swaps; reach 25 | pair_anneal |
+| weight of sum_g U_g beside max_g U_g | 0.7 | pair_anneal |
 | pairing window and token reward | 64 and 0.40, 32 and 0.33 of a mean row cost | pair_anneal |
 | Population-SA temperatures | 1.1e-3 to 1.1e-4 mean row costs, 2 levels | population_annealing |
 | Population-SA proposals | relocate .2, 70% targeted by a tournament of 3 | population_annealing |

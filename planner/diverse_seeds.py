@@ -115,8 +115,8 @@ def seed_trials(
 
 
 def _paired(problem: Problem, cell: np.ndarray) -> np.ndarray:
-    """Cells paired by incremental EDP-rank peaks over all remaining cells."""
-    return pair_cells(problem, cell, window=len(cell), token_reward=0.0)
+    """Cells paired by incremental EDP-rank peaks over the (at most 512 longest) remaining cells."""
+    return pair_cells(problem, cell, window=512, token_reward=0.0)
 
 
 def row_features(problem: Problem, cell: np.ndarray) -> np.ndarray:

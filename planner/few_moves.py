@@ -40,6 +40,8 @@ def nearest(list_load, rank, wanted):
         low > 0 and wanted - list_load[rank, low - 1] <= list_load[rank, low] - wanted
     ):
         low -= 1
+    while low > 0 and list_load[rank, low - 1] == list_load[rank, low]:
+        low -= 1
     return low
 
 

@@ -25,7 +25,7 @@ LONG_PROPOSALS = 10_000_000
 PAIR_WINDOWS = (64, 32)
 PAIR_REWARDS = (0.40, 0.33)
 MOVES = (
-    Moves(relocate=0.05, cells=0.05, subset=0.05, reach=60, targeted=0.0, tournament=1),
+    Moves(relocate=0.03, cells=0.03, subset=0.03, reach=120, targeted=0.0, tournament=1),
     Moves(relocate=0.05, cells=0.05, subset=0.25, reach=25, targeted=0.0, tournament=1),
 )
 SPREAD = 0.7

@@ -91,6 +91,18 @@ def count_kept(length: np.ndarray, group: np.ndarray, topology: Topology) -> tup
     raise too_few(length, topology)
 
 
+def check_batch_size(num_trajectories: int, topology: Topology) -> None:
+    """Raises ValueError at launch when no lengths could give rows without an empty cell."""
+    if most_rows(num_trajectories, topology) == 0:
+        needed = topology.num_dp_slots * topology.row_multiple
+        raise ValueError(
+            f"batch size: {num_trajectories} trajectories in an optimizer step, but "
+            f"dp={topology.num_dp_slots} with a row multiple of {topology.row_multiple} "
+            f"(vpp={topology.vpp}, cap {topology.capacity} tokens) needs at least {needed}; raise "
+            "the batch size, or lower dp or the VPP group"
+        )
+
+
 def too_few(length: np.ndarray, topology: Topology) -> ValueError:
     """The error for a window whose rows would need an empty cell."""
     needed = row_count(length, topology).value

@@ -22,7 +22,7 @@ from planner.packing import (
 )
 from planner.placement import Placement
 from planner.policy import POLICIES, PlannerOptions, make_plan, schedule
-from planner.row_count import most_rows, row_count
+from planner.row_count import check_batch_size, most_rows, row_count
 from planner.slime_rows import largest_differencing, slime_rows
 from planner.topology import Topology
 
@@ -229,3 +229,20 @@ def test_bin_slack_closes_what_ffd_leaves_open():
     assert minimum_bin_slack(lengths, 61, 3)[1] == 3
     counted = row_count(lengths, Topology.uniform(dp=1, ep=1, capacity=61))
     assert (counted.value, counted.certified) == (3, True)
+
+
+def test_case_2_is_refused_at_launch_by_its_sizes():
+    topology = Topology.uniform(dp=2, ep=4, capacity=100, vpp=2, microbatch_group=4, pp=2)
+    with pytest.raises(ValueError, match=r"6 trajectories .*dp=2 .*vpp=2, cap 100"):
+        check_batch_size(6, topology)
+    check_batch_size(8, topology)
+
+
+@pytest.mark.parametrize(("dp", "num"), [(1, 9), (64, 200)])
+def test_one_slot_and_many_slots(dp, num):
+    window = window_of(np.random.default_rng(0).integers(20, 100, num))
+    topology = Topology.uniform(dp=dp, ep=4, capacity=200)
+    result = schedule(window, topology, COST, Placement.identity(3, 16, 4), "full", QUICK)
+    count = np.bincount(result.rows.cell, minlength=result.rows.num_cells)
+    assert (count > 0).all()
+    assert result.report["J1_over_B"] <= result.report["J0_over_B"]
