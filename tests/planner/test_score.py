@@ -212,4 +212,4 @@ def test_a_budget_in_seconds_is_kept():
     result = pair_anneal(
         problem, [cell], seed=0, num_threads=2, budget_seconds=0.2, budget_proposals=None
     )
-    assert 0.15 < result.seconds < 1.0
+    assert 0.15 < result.seconds < 5.0
