@@ -72,7 +72,12 @@ def serve(
         "mem-fraction-static": 0.1,
         "log-level": "warning",
     }
-    flags = ["--enable-return-routed-experts", "--skip-tokenizer-init", "--skip-server-warmup"]
+    flags = [
+        "--enable-return-routed-experts",
+        "--skip-tokenizer-init",
+        "--skip-server-warmup",
+        "--sleep-on-idle",  # its scheduler would otherwise keep a core while we train
+    ]
     for name, value in arguments.items():
         flags += [f"--{name}", str(value)]
     server = [str(python), "-m", "sglang.launch_server", *flags, *extra]
@@ -91,6 +96,14 @@ def serve(
         try:
             _wait(process, url, log)
             yield url
+        except ServerError:
+            raise
+        except Exception as error:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)  # a broken connection shows before its process has ended
+            if process.returncode is not None:
+                raise ServerError(f"{_ended(process, log)}\n(noticed as: {error})") from error
+            raise
         finally:
             _close(process)
 
@@ -124,16 +137,20 @@ def _wait(process: subprocess.Popen, url: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not is_healthy(url):
         if process.poll() is not None:
-            raise ServerError(
-                f"the SGLang server ended with code {process.returncode} before it was ready; "
-                f"the end of its log:\n{_tail(log)}"
-            )
+            raise ServerError(_ended(process, log))
         if time.monotonic() > deadline:
             raise ServerError(
                 f"the SGLang server was not ready after {START_SECONDS:.0f} s; the end of its "
                 f"log:\n{_tail(log)}"
             )
         time.sleep(0.5)
+
+
+def _ended(process: subprocess.Popen, log: Path) -> str:
+    return (
+        f"the SGLang server ended by itself with code {process.returncode}; the end of its log:\n"
+        f"{_tail(log)}"
+    )
 
 
 def _tail(log: Path, num_lines: int = 30) -> str:

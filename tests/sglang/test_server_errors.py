@@ -51,6 +51,32 @@ def test_a_server_that_ends_early_shows_its_log(tmp_path, monkeypatch):
         pass
 
 
+PRETENDED_SERVER = """
+import sys, os
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("out of memory", flush=True)
+        os._exit(4)
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_ends_while_it_is_used_shows_its_log(tmp_path, monkeypatch):
+    script = tmp_path / "server.py"
+    script.write_text(PRETENDED_SERVER)
+    python = pretended_python(tmp_path, f'exec {sys.executable} {script} "$@"')
+    monkeypatch.setenv(PYTHON_VARIABLE, python)
+    with (
+        pytest.raises(ServerError, match=r"code 4(.|\n)*out of memory(.|\n)*did not answer"),
+        serve(tmp_path, context_length=64, max_total_tokens=64) as url,
+    ):
+        post(url, "generate", {})
+
+
 def test_the_server_dies_with_its_parent(tmp_path):
     pid_file = tmp_path / "pid"
     python = pretended_python(tmp_path, f"echo $$ > {pid_file}; exec sleep 300")
