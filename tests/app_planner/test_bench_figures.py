@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from replay_cases import CORPUS
+from replay_cases import CORPUS, read_json
 
 from app.bench import placement, schedule, slime
 from app.bench.bars import BARS, Bar, bar_of, missed
@@ -132,6 +132,16 @@ def test_a_scale_point_reports_seconds_and_memory():
 def test_an_unknown_bench_is_named():
     with pytest.raises(ValueError, match="speed"):
         run_bench("speed", True, None)
+
+
+def test_bench_writes_figures_and_what_quick_left_out(run, tmp_path):
+    code, out, err = run("bench", "rows", "--quick", "--json", tmp_path / "b.json")
+    assert code == 0, err
+    found = read_json(tmp_path / "b.json")
+    assert "of 20" in found["skipped"]["rows.certified_inline.tiny"]
+    assert 0 <= found["figures"]["rows.certified_share.flash"] <= 1
+    assert found["details"]["missed"] == []
+    assert "rows.certified_share.tiny" in out
 
 
 def test_sqrt_jsd_is_a_distance():
