@@ -194,7 +194,13 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("bench", help="measure the planner against its bars")
-    command.add_argument("what", nargs="+", choices=(*BENCHES, "all"), metavar="BENCH")
+    command.add_argument(
+        "what",
+        nargs="+",
+        choices=(*BENCHES, "all"),
+        metavar="BENCH",
+        help=", ".join((*BENCHES, "or all")),
+    )
     command.add_argument("--quick", action="store_true", help="fewer windows")
     command.add_argument("--json", metavar="FILE", help="write the figures here")
     command.add_argument("--output", metavar="DIR", help="write pictures here")
