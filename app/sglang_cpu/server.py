@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -89,7 +90,7 @@ def serve(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(Path(folder, "store")),
+                env=_environment(Path(folder), plugins_for(model)),
                 cwd=folder if Path(model).is_absolute() else None,
                 start_new_session=True,
             )
@@ -108,16 +109,24 @@ def serve(
             _close(process)
 
 
-def _environment(store: Path) -> dict[str, str]:
+def plugins_for(model: str | Path) -> str:
+    """Names of our plug-ins that the checkpoint folder `model` needs."""
+    config = Path(model, "config.json")
+    architectures = json.loads(config.read_text())["architectures"] if config.exists() else []
+    is_ling = any(name.startswith("BailingMoeV2") for name in architectures)
+    return "routepack_sglang_cpu" + (",routepack_ling_scaling" if is_ling else "")
+
+
+def _environment(folder: Path, plugins: str) -> dict[str, str]:
     """The server's environment: the stand-ins, one thread, and no port beyond the loopback."""
     kept = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "PYTHONHOME")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return kept | {
         "PYTHONPATH": str(HERE / "stand_ins"),
         "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_PLUGINS": "routepack_sglang_cpu",
-        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{store}",
-        "TMPDIR": str(store.parent),
+        "SGLANG_PLUGINS": plugins,
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/store",
+        "TMPDIR": str(folder),
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
