@@ -1,0 +1,48 @@
+"""What the page draws of a plan, as plain JSON values for a command's `details`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.cost import CostModel
+from planner.placement import Placement, rank_load
+from planner.plan import Plan
+from planner.score import rank_demand, row_costs
+from planner.topology import Topology
+from planner.window import Window
+
+
+def rank_load_detail(window: Window, before: Placement, after: Placement) -> dict[str, Any]:
+    """`details["rank_load"]`: routed tokens [layer][EP rank] under two placements."""
+    return {
+        "window": window.window_id,
+        "layer_numbers": list(window.layer_numbers),
+        "before": rank_load(window.expert_load, before).tolist(),
+        "after": rank_load(window.expert_load, after).tolist(),
+    }
+
+
+def rows_detail(plan: Plan, window: Window, topology: Topology, cost: CostModel) -> dict[str, Any]:
+    """`details["rows"][policy]`: cells [row, slot, work, lengths], A_rg, E_rg."""
+    q = rank_demand(window.demand, plan.placement)
+    dense, expert = row_costs(window.length, q, plan.rows, topology, cost)
+    cells = []
+    for row in range(plan.rows.num_rows):
+        for slot in range(plan.rows.num_dp_slots):
+            length = window.length[plan.rows.trajectories(row, slot)]
+            work = _cell_work(length, topology, cost)
+            cells.append([row, slot, round(work, 4), length.tolist()])
+    return {
+        "window": window.window_id,
+        "capacity": topology.capacity,
+        "edp_shards": [list(shard) for shard in topology.edp_shards],
+        "cells": cells,
+        "dense": np.round(dense, 4).tolist(),
+        "expert": np.round(expert, 4).tolist(),
+    }
+
+
+def _cell_work(length: np.ndarray, topology: Topology, cost: CostModel) -> float:
+    return float(cost.dense_work(length, topology.capacity).sum())
