@@ -1,6 +1,6 @@
 """A tiny Ling 2.0 in Megatron: exported as a checkpoint for SGLang, with Megatron's own answer.
 
-The names are those of Ling 2.0's published checkpoints (`BailingMoeV2ForCausalLM`).
+The export is the one that slime uses for Ling 2.0 (`app.models.bailing_moe_v2`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
 import json
-import re
 from pathlib import Path
 
 import torch
@@ -24,29 +23,11 @@ from app.local.model import (
     megatron_config,
 )
 from app.local.tokens import EOS, PAD, VOCAB_SIZE
-from app.local.weights import split_qkv
+from app.models.bailing_moe_v2 import export_tensor
 from train_hooks.micro_batch import TrainingTrajectory, pack
 
-WHOLE_MODEL = {
-    "embedding.word_embeddings.weight": "model.word_embeddings.weight",
-    "decoder.final_layernorm.weight": "model.norm.weight",
-    "output_layer.weight": "lm_head.weight",
-}
-ONE_TO_ONE = {
-    "input_layernorm.weight": "input_layernorm.weight",
-    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.linear_proj.weight": "attention.dense.weight",
-    "self_attention.q_layernorm.weight": "attention.query_layernorm.weight",
-    "self_attention.k_layernorm.weight": "attention.key_layernorm.weight",
-    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-    "mlp.shared_experts.linear_fc2.weight": "mlp.shared_experts.down_proj.weight",
-    "mlp.router.weight": "mlp.gate.weight",
-    "mlp.router.expert_bias": "mlp.gate.expert_bias",
-}
-GATE_AND_UP = {
-    "mlp.linear_fc1.weight": "mlp.{}_proj.weight",
-    "mlp.shared_experts.linear_fc1.weight": "mlp.shared_experts.{}_proj.weight",
-}
+# Local layer specs keep the norm before attention apart; slime's fuse it into linear_qkv.
+FUSED_NORM = ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
 
 
 def hf_config(model: ModelConfig) -> dict:
@@ -130,7 +111,7 @@ def export_ling(config: RunConfig, folder: str, tokens: list[int]) -> dict:
             tensor.copy_(noise * tensor.shape[-1] ** -0.5)
     exported: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        exported.update(to_ling(name, tensor, config.model))
+        exported.update(export_tensor(config.model, name.replace(*FUSED_NORM), tensor))
     save_file({n: t.detach().clone() for n, t in exported.items()}, f"{folder}/model.safetensors")
     Path(folder, "config.json").write_text(json.dumps(hf_config(config.model)))
     Path(folder, "configuration_bailing_moe_v2.py").write_text(CONFIGURATION)
@@ -150,24 +131,3 @@ def export_ling(config: RunConfig, folder: str, tokens: list[int]) -> dict:
         "log_probs": -negative[0].numpy(),
         "routed": torch.stack([routed[number] for number in routers]).numpy(),
     }
-
-
-def to_ling(name: str, tensor: torch.Tensor, model: ModelConfig) -> dict[str, torch.Tensor]:
-    """One Megatron tensor under Ling's names."""
-    if name in WHOLE_MODEL:
-        return {WHOLE_MODEL[name]: tensor}
-    layer, rest = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name).groups()
-    prefix = f"model.layers.{layer}."
-    if rest in ONE_TO_ONE:
-        return {prefix + ONE_TO_ONE[rest]: tensor}
-    if rest in GATE_AND_UP:
-        names = [prefix + GATE_AND_UP[rest].format(part) for part in ("gate", "up")]
-        return dict(zip(names, tensor.chunk(2)))
-    if rest == "self_attention.linear_qkv.weight":
-        return {f"{prefix}attention.query_key_value.weight": torch.cat(split_qkv(tensor, model))}
-    matrix, expert = re.fullmatch(r"mlp\.experts\.linear_(fc[12])\.weight(\d+)", rest).groups()
-    expert_prefix = f"{prefix}mlp.experts.{expert}."
-    if matrix == "fc2":
-        return {f"{expert_prefix}down_proj.weight": tensor}
-    names = [f"{expert_prefix}{part}_proj.weight" for part in ("gate", "up")]
-    return dict(zip(names, tensor.chunk(2)))
