@@ -66,7 +66,9 @@ def _add_advise(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--moe-layers", type=_layers, metavar="A-B", help="MoE layers of a slime dump, as 3-91"
     )
-    command.add_argument("--budget", type=seconds, default=0.5, metavar="S", help="search seconds")
+    command.add_argument(
+        "--budget", type=seconds, metavar="S", help="search seconds (default 1%% of the window)"
+    )
     command.add_argument("--threads", type=positive, default=2, metavar="N", help="default 2")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--output", metavar="HTML", default="advise.html", help="the page")
