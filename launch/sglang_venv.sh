@@ -4,6 +4,8 @@
 #
 #   bash launch/sglang_venv.sh             PYTHON=... picks the interpreter (3.11 tested)
 #
+# SGLANG_VENV=DIR puts it elsewhere: then set ROUTEPACK_SGLANG_PYTHON=DIR/bin/python.
+#
 # A folder made halfway is never used: the stamp comes last.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
