@@ -173,6 +173,9 @@ start_ray() {
   if [ "$dry_run" = 1 ]; then
     printf '%q ' "${ray_start[@]}"
     printf '\n'
+    if [ "$NUM_NODES" -gt 1 ]; then
+      echo "ray start --address=$MASTER_ADDR:6379 --num-gpus $GPUS_PER_NODE  # on each other node"
+    fi
   elif ! ray job list --address="$RAY_ADDRESS" >/dev/null 2>&1; then
     "${ray_start[@]}"
     echo "started Ray; it stays up after the job. 'ray stop' ends every Ray process on this machine."

@@ -22,7 +22,6 @@ from rollout_hooks.routed_experts import CaptureError, CaptureSpec, compact
 logger = logging.getLogger(__name__)
 
 COUNTS = "routepack_counts"
-HOOK_PATH = "rollout_hooks.slime_capture.capture"
 
 MISSING_HELP = (
     "add --use-rollout-routing-replay (it starts the engines with --enable-return-routed-experts), "

@@ -24,9 +24,11 @@ def actor_class(config: SlimeConfig) -> type:
 
     class RoutePackTrainActor(MegatronTrainRayActor):
         def init(self, args, role, with_ref=False, with_opd_teacher=False):
+            from app.models import register_models
             from app.slime.seams import ACTOR_SEAMS, check
 
             check(ACTOR_SEAMS)
+            register_models()
             self._routepack_moves = None
             self._routepack_restore = None
             self._routepack_saving = False

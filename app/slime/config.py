@@ -1,7 +1,8 @@
-"""`--routepack-config FILE`: every knob of RoutePack inside slime, documented where it is declared."""
+"""`--routepack-config FILE`: every knob of RoutePack inside slime, each documented here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -154,10 +155,16 @@ class SlimeConfig:
         return CostModel(stages=tuple(stages)) if stages else None
 
 
-def load_slime_config(path: str | Path | None) -> SlimeConfig:
-    """Read the YAML, or the defaults without one; SlimeConfigError names field, value and remedy."""
-    if path is None:
-        return SlimeConfig()
+def load_slime_config(path: str | Path | None, *, output: str | None = None) -> SlimeConfig:
+    """Read the YAML (defaults without one); `output` overrides `log.folder`.
+
+    Raises SlimeConfigError naming field, value and what to change.
+    """
+    config = SlimeConfig() if path is None else _read(path)
+    return config if output is None else replace(config, log=replace(config.log, folder=output))
+
+
+def _read(path: str | Path) -> SlimeConfig:
     try:
         data = yaml.safe_load(Path(path).read_text()) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -1,12 +1,15 @@
-"""The two flags that RoutePack adds to slime's own, and what slime must be run with for them."""
+"""The three flags that RoutePack adds to slime's own, and what slime must be run with for them."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from planner.policy import POLICIES
-from rollout_hooks.slime_capture import HOOK_PATH
+from planner.options import POLICIES
+
+
+HOOK_PATH = "rollout_hooks.slime_capture.capture"
+"""Counts demand as each rollout completes; slime runs it behind the user's own hooks."""
 
 
 class UnsupportedJob(ValueError):
@@ -25,6 +28,9 @@ def add_routepack_arguments(parser: argparse.ArgumentParser) -> argparse.Argumen
     )
     group.add_argument(
         "--routepack-config", default=None, help="YAML of app/slime/config.py; default: defaults."
+    )
+    group.add_argument(
+        "--routepack-output", default=None, help="Folder of metrics-<policy>.jsonl (log.folder)."
     )
     return parser
 

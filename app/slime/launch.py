@@ -22,7 +22,7 @@ class Job:
 
 
 def parse_arguments() -> Any:
-    """slime's arguments with RoutePack's two flags, checked; model plug-ins are registered."""
+    """slime's arguments with RoutePack's three flags, checked; model plug-ins are registered."""
     from slime.utils.arguments import parse_args
 
     from app.models import register_models
@@ -42,7 +42,7 @@ def start_job(args: Any) -> Job:
     from slime.observability.logging_utils import configure_logger, init_tracking
     from slime.ray import placement_group
 
-    config = load_slime_config(args.routepack_config)
+    config = load_slime_config(args.routepack_config, output=args.routepack_output)
     off = args.routepack_policy == "off"
     configure_logger()
     planner = actor_cls = None

@@ -28,7 +28,9 @@ def _why_not() -> str | None:
     for name in needed:
         try:
             if importlib.util.find_spec(name) is None:
-                return f"{name} is not importable: set ROUTEPACK_SLIME_PATH (tests/slime/conftest.py)"
+                return (
+                    f"{name} is not importable: set ROUTEPACK_SLIME_PATH (tests/slime/conftest.py)"
+                )
         except ImportError as error:
             return f"{name} is not importable: {error}"
     import numpy

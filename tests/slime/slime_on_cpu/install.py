@@ -154,7 +154,13 @@ def _patch_process_group(module) -> None:
     import torch
 
     group = module.ReloadableProcessGroup
-    for name in ["all_gather_single", "reduce_scatter_single", "all_to_all_single", "allgather_single", "alltoall_single"]:
+    for name in [
+        "all_gather_single",
+        "reduce_scatter_single",
+        "all_to_all_single",
+        "allgather_single",
+        "alltoall_single",
+    ]:
         if hasattr(torch.distributed.ProcessGroup, name) and name not in group.__dict__:
 
             def forward(self, *args, _name=name, **kwargs):

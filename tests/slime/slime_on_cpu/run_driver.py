@@ -20,12 +20,16 @@ def main() -> None:
         _parse_as_fp32()
     module_name = sys.argv[1]
     sys.argv = [module_name, *sys.argv[2:]]
+    # Ray would start idle workers ahead of need, each of which imports torch.
+    os.environ["RAY_prestart_worker_first_driver"] = "0"
+    os.environ["RAY_enable_worker_prestart"] = "0"
     import ray
 
+    num_gpus = int(os.environ.get("ROUTEPACK_TEST_GPUS", "2"))
     inherited = ("ROUTEPACK_TEST_", "SLIME_", "PYTHONPATH")
     ray.init(
-        num_cpus=8,
-        num_gpus=int(os.environ.get("ROUTEPACK_TEST_GPUS", "2")),
+        num_cpus=3 + num_gpus,
+        num_gpus=num_gpus,
         include_dashboard=False,
         object_store_memory=512 * 2**20,
         runtime_env={

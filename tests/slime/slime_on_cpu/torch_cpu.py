@@ -9,7 +9,23 @@ import types
 import torch
 
 CPU = torch.device("cpu")
-FACTORIES = ["tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "empty_like", "zeros_like", "ones_like", "full_like", "rand", "randn", "randint", "linspace"]
+FACTORIES = [
+    "tensor",
+    "as_tensor",
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "arange",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand",
+    "randn",
+    "randint",
+    "linspace",
+]
 
 
 class NullEvent:
@@ -128,7 +144,14 @@ def patch() -> None:
     cuda.current_stream = cuda.default_stream = lambda device=None: STREAM
     cuda.Stream, cuda.Event = NullStream, NullEvent
     cuda.stream = lambda stream: contextlib.nullcontext()
-    for name in ["set_device", "set_stream", "synchronize", "empty_cache", "manual_seed_all", "ipc_collect"]:
+    for name in [
+        "set_device",
+        "set_stream",
+        "synchronize",
+        "empty_cache",
+        "manual_seed_all",
+        "ipc_collect",
+    ]:
         setattr(cuda, name, lambda *args, **kwargs: None)
     cuda.reset_peak_memory_stats = lambda *args, **kwargs: None
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
