@@ -6,6 +6,7 @@ rising darkness. Series also differ in marker or dash, so that a grey print stil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -101,8 +102,8 @@ class Scale:
         rough = span / most
         power = 10.0 ** _floor_log10(rough)
         step = next(power * f for f in (1, 2, 5, 10) if power * f >= rough * 0.999)
-        first = int(-(-self.low // step))
-        last = int(self.high // step)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
         return [k * step for k in range(first, last + 1)]
 
 
