@@ -2,8 +2,8 @@
 
     python -m app.slime_train_async --routepack-policy full <slime's flags>
 
-generate(n+1) runs while n trains. Plans chain from the last emitted one, and the planner is an actor
-of its own, so neither the placement nor the rows of n wait for generate(n+1).
+generate(n+1) runs while n trains. Plans chain from the last emitted one, and the planner is an
+actor of its own, so neither the placement nor the rows of n wait for generate(n+1).
 """
 
 from __future__ import annotations

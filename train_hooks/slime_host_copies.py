@@ -50,8 +50,8 @@ def move_host_copies(
 
     copies: tag -> name -> CPU tensor. old, new: placements of this stage's layers, in the order of
     `layer_numbers`. Collective over `ExpertState.group`: every rank enters every exchange,
-    with zero sizes if it has nothing to send, in the same order of tags. A layer is exchanged whole,
-    so that every source is read before any target of it is written.
+    with zero sizes if it has nothing to send, in the same order of tags. A layer is exchanged
+    whole, so that every source is read before any target of it is written.
     """
     sent = 0
     for tag in sorted(copies):

@@ -1,8 +1,9 @@
 """slime's train actor with RoutePack: commit before the first forward, rows joined after it.
 
 Peer: `MegatronTrainRayActor` (slime/backends/megatron_utils/actor.py). Its order of work stays:
-wake up -> fetch data -> fill replay -> reference and actor log-probs -> train -> back up. The commit
-sits where data is fetched: after the wake-up, before any forward, while rows are still searched.
+wake up -> fetch data -> fill replay -> reference and actor log-probs -> train -> back up. The
+commit sits where data is fetched: after the wake-up, before any forward, while rows are still
+searched.
 """
 
 from __future__ import annotations
@@ -97,9 +98,8 @@ def actor_class(config: SlimeConfig) -> type:
 
         def _routepack_commit(self, placed: Placed) -> dict[str, float]:
             moves = self._routepack_moves
-            if placed.placement is None or placed.placement.version == moves.layout.version:
-                if not (moves.fresh and placed.placement is not None and placed.base_version):
-                    return {"seconds": 0.0, "moved": 0.0, "bytes": 0.0}
+            if not moves.needs(placed.placement, placed.layer_numbers):
+                return {"seconds": 0.0, "moved": 0.0, "bytes": 0.0}
             return moves.commit(
                 placed.placement, placed.layer_numbers, placed.base_version, placed.digest
             )

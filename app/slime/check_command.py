@@ -14,9 +14,10 @@ from difflib import get_close_matches
 def check(flags: list[str]) -> str:
     """One line on the flags. Raises SystemExit for a flag that no parser knows."""
     try:
-        from app.slime.flags import add_routepack_arguments
         from megatron.training.arguments import add_megatron_arguments
         from slime.utils.arguments import get_slime_extra_args_provider
+
+        from app.slime.flags import add_routepack_arguments
     except Exception as error:  # an import chain of slime, SGLang and Megatron
         return f"not checked against slime's parser ({type(error).__name__}: {error})"
     parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")

@@ -18,7 +18,7 @@ _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class SlimeConfigError(ValueError):
-    """A field of --routepack-config has a wrong value; the message says which and what to change."""
+    """A field of --routepack-config has a wrong value; says which and what to change."""
 
 
 def _section(cls):
@@ -171,7 +171,7 @@ def _read(path: str | Path) -> SlimeConfig:
         raise SlimeConfigError(f"--routepack-config {path}: not readable YAML: {error}") from None
     if not isinstance(data, dict):
         raise SlimeConfigError(
-            f"--routepack-config {path}: holds {type(data).__name__}, expected a mapping of sections"
+            f"--routepack-config {path}: holds {type(data).__name__}, expected a mapping"
         )
     try:
         return TypeAdapter(SlimeConfig).validate_python(data)

@@ -1,4 +1,4 @@
-"""All that a train actor must keep right when experts move: layout, state, copies, names, buckets."""
+"""What a train actor keeps right when experts move: layout, state, copies, names, buckets."""
 
 from __future__ import annotations
 
@@ -92,6 +92,15 @@ class ExpertMoves:
             "moved": float(report.num_moved),
             "bytes": float(report.bytes_sent + copied),
         }
+
+    def needs(self, placement: Placement | None, layer_numbers: tuple[int, ...]) -> bool:
+        """Whether `placement` is not where this actor's experts are."""
+        if placement is None:
+            return False
+        if not self.fresh:
+            return placement.version != self.layout.version
+        mine = [layer_numbers.index(number) for number in self.layout.layer_numbers]
+        return bool((placement.expert_of_slot[mine] != np.arange(placement.num_experts)).any())
 
     def to_identity(self) -> Placement | None:
         """Bring every expert home for a save; returns where to go back to, None if it was home."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from planner.options import POLICIES
 
-
 HOOK_PATH = "rollout_hooks.slime_capture.capture"
 """Counts demand as each rollout completes; slime runs it behind the user's own hooks."""
 

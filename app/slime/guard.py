@@ -63,8 +63,8 @@ class Guard:
         lower = STEP_DOWN.get(self.policy, "observe")
         self.message = (
             f"policy {self.policy} lost {self.num_losses} windows in a row (the last took "
-            f"{seconds + exposed:.2f} s, slime's own schedule would take {expected:.2f} s): going on "
-            f"as {lower}"
+            f"{seconds + exposed:.2f} s, slime's own schedule would take {expected:.2f} s): "
+            f"going on as {lower}"
         )
         self.policy, self.num_losses = lower, 0
         return True

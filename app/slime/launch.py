@@ -38,7 +38,6 @@ def start_job(args: Any) -> Job:
 
     Raises SeamError when slime is not as this version knows it, before anything is started.
     """
-    import slime.ray.rollout as slime_rollout
     from slime.observability.logging_utils import configure_logger, init_tracking
     from slime.ray import placement_group
 
@@ -55,6 +54,8 @@ def start_job(args: Any) -> Job:
         from app.slime.seams import DRIVER_SEAMS, check
 
         check(DRIVER_SEAMS)
+        import slime.ray.rollout as slime_rollout
+
         actor_cls = actor_class(config)
         base = slime_rollout.RolloutManager.__ray_metadata__.modified_class
         slime_rollout.RolloutManager = ray.remote(manager_class(base, config))

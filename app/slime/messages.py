@@ -45,7 +45,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """The rows of a rollout, packaged by slime's own code: one Box a DP rank, as slime hands out."""
+    """The rows of a rollout, packaged by slime's own code: one Box a DP rank."""
 
     boxes: list[Any]
     schedule_started_at: float
@@ -68,7 +68,7 @@ class PlanReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRollout:
-    """What a train actor gets in the place of slime's list of boxes: the planner and two futures."""
+    """What a train actor gets in place of slime's boxes: the planner and two futures."""
 
     rollout_id: int
     planner: Any

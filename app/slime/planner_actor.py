@@ -21,6 +21,7 @@ from app.slime.messages import Placed, PlanReport, Ready, Sealed
 from app.slime.planning import RolloutPlanner, digest_of
 from app.slime.saved_layout import load_layout
 from app.slime.seams import DRIVER_SEAMS, find, with_globals
+from planner.options import MOVES_EXPERTS
 from rollout_hooks.slime_steps import SlimeSchedule, to_slime_schedule
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class PlannerActor:
 
     def _make_planner(self, capacity: int) -> RolloutPlanner:
         args = self.args
+        moves = args.routepack_policy in MOVES_EXPERTS
         return RolloutPlanner(
             policy=args.routepack_policy,
             config=self.config,
@@ -137,7 +139,7 @@ class PlannerActor:
                 balance_data=bool(args.balance_data),
                 bytes_per_expert=bytes_per_expert(args),
             ),
-            carried=load_layout(args.load),
+            carried=load_layout(args.load) if moves else None,
         )
 
 

@@ -73,7 +73,7 @@ class OpenRollout:
 
 
 class _Once:
-    """Calls a function the first time only; later callers get the same result, or the same error."""
+    """Calls a function the first time only; later callers get its result, or its error."""
 
     def __init__(self, function):
         self.function, self.found = function, None

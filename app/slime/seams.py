@@ -1,7 +1,7 @@
 """Every place where RoutePack touches slime, checked by name and signature before anything starts.
 
-slime has no stable API for these; an unknown version is refused here instead of failing later. Known
-good: slime 624b824a (v0.3.1+38).
+slime has no stable API for these; an unknown version is refused here instead of failing later.
+Known good: slime 624b824a (v0.3.1+38).
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ class Seam:
 DRIVER_SEAMS = (
     Seam(module="slime.utils.arguments", name="parse_args", parameters=("add_custom_arguments",)),
     Seam(
+        module="slime.utils.dp_schedule",
+        name="build_dp_schedule",
+        parameters=(
+            "args",
+            "train_parallel_config",
+            "total_lengths",
+            "global_batch_size",
+            "rollout_indices",
+        ),
+    ),
+    Seam(
         module="slime.ray.placement_group",
         name="create_rollout_manager",
         parameters=("args", "pg"),
@@ -54,17 +65,6 @@ DRIVER_SEAMS = (
         name="RolloutManager._split_train_data_by_dp",
         parameters=("self", "data"),
         uses=("build_dp_schedule", "train_parallel_config", "args"),
-    ),
-    Seam(
-        module="slime.utils.dp_schedule",
-        name="build_dp_schedule",
-        parameters=(
-            "args",
-            "train_parallel_config",
-            "total_lengths",
-            "global_batch_size",
-            "rollout_indices",
-        ),
     ),
 )
 ACTOR = "slime.backends.megatron_utils.actor"

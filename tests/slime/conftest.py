@@ -125,6 +125,7 @@ def run_slime(inputs, tmp_path_factory):
         if key in finished:
             return finished[key]
         folder = tmp_path_factory.mktemp("slime_run")
+        (folder / "torch_memory_saver_hook_mode_preload.abi3.so").touch()
         more = list(flags)
         if module != "train":
             (folder / "routepack.yaml").write_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -111,7 +112,7 @@ def test_unknown_parameters_are_refused_by_name(name):
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_arguments_say_what_the_router_does(model):
     flags = model_args(SIZES[model])
-    value = dict(zip(flags, flags[1:]))
+    value = dict(pairwise(flags))
     assert value["--moe-router-num-groups"] == "8" and value["--moe-router-group-topk"] == "4"
     assert value["--rotary-percent"] == "0.5" and value["--moe-router-score-function"] == "sigmoid"
     assert value["--moe-layer-freq"].startswith("[0,1,") and "--qk-layernorm" in flags
@@ -120,7 +121,7 @@ def test_arguments_say_what_the_router_does(model):
 
 def test_sizes_of_a_configuration_win_over_the_table():
     flags = model_args({**SIZES["ling-mini-2.0"], "num_hidden_layers": 3, "rope_theta": 1e6})
-    value = dict(zip(flags, flags[1:]))
+    value = dict(pairwise(flags))
     assert value["--moe-layer-freq"] == "[0,1,1]" and value["--rotary-base"] == "1000000"
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_variables_reach_the_command(script):
         EXTRA_ARGS="--seed 7",
     )
     (job,) = jobs(done.stdout)
-    value = dict(zip(job, job[1:]))
+    value = dict(pairwise(job))
     assert "app.slime_train_async" in job and "--colocate" not in job
     assert value["--actor-num-nodes"] == "2" and value["--expert-model-parallel-size"] == "16"
     assert value["--rollout-max-response-len"] == "4096" and value["--wandb-project"] == "p"
@@ -86,10 +87,10 @@ def test_compare_replays_one_dump_under_every_policy_and_the_ideal(script, tmp_p
         (tmp_path / f"rollout_{i}.pt").touch()
     done = dry_run(script, "--compare", str(tmp_path))
     found = jobs(done.stdout)
-    policies = [dict(zip(job, job[1:]))["--routepack-policy"] for job in found]
+    policies = [dict(pairwise(job))["--routepack-policy"] for job in found]
     assert policies == ["observe", "base", "reschedule", "reroute", "full", "observe"]
     for job in found:
-        value = dict(zip(job, job[1:]))
+        value = dict(pairwise(job))
         assert value["--num-rollout"] == "3" and "--debug-train-only" in job
         assert value["--load-debug-rollout-data"] == f"{tmp_path}/rollout_{{rollout_id}}.pt"
     assert "--moe-router-force-load-balancing" in found[-1]
@@ -107,7 +108,7 @@ def test_the_dispatcher_flags_have_the_form_of_the_installed_megatron(tmp_path):
         config.write_text(text)
         done = dry_run(SCRIPTS[0], DISPATCHER="deepep", MEGATRON_DIR=str(tmp_path))
         (job,) = jobs(done.stdout)
-        kind = dict(zip(job, job[1:]))["--moe-token-dispatcher-type"]
+        kind = dict(pairwise(job))["--moe-token-dispatcher-type"]
         assert kind == ("alltoall" if expected is None else "flex")
         assert expected is None or expected in job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from tests_of_slime import load_all
 
 pytestmark = pytest.mark.slime
 POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
@@ -68,12 +68,10 @@ def test_policies_that_move_experts_did_move_them(policy_run):
 
 def test_hf_saves_under_a_moved_layout_have_the_weights_of_slime(plain, policy_run):
     """Not bitwise: top-2 sums and rows differ in order; a wrong expert would differ by its size."""
-    from safetensors.torch import load_file
-
     _, run = policy_run
     for rollout_id in (0, 1):
-        expected = load_all(plain.folder / f"hf_{rollout_id}", load_file)
-        got = load_all(run.folder / f"hf_{rollout_id}", load_file)
+        expected = load_all(plain.folder / f"hf_{rollout_id}")
+        got = load_all(run.folder / f"hf_{rollout_id}")
         assert got.keys() == expected.keys()
         # Adam's first steps are lr * sign(gradient): an element whose gradient is 0 up to rounding
         # may step the other way, so compare what share of elements agrees.
@@ -81,10 +79,3 @@ def test_hf_saves_under_a_moved_layout_have_the_weights_of_slime(plain, policy_r
         total = sum(t.numel() for t in expected.values())
         print(f"rollout {rollout_id}: {different} of {total} elements differ")
         assert different <= 2e-3 * total
-
-
-def load_all(folder, load_file) -> dict[str, torch.Tensor]:
-    state = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        state |= load_file(path)
-    return state

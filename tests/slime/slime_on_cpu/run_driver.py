@@ -21,8 +21,8 @@ def main() -> None:
     module_name = sys.argv[1]
     sys.argv = [module_name, *sys.argv[2:]]
     # Ray would start idle workers ahead of need, each of which imports torch.
-    os.environ["RAY_prestart_worker_first_driver"] = "0"
-    os.environ["RAY_enable_worker_prestart"] = "0"
+    for name in ("prestart_worker_first_driver", "enable_worker_prestart"):
+        os.environ[f"RAY_{name}"] = "0"
     import ray
 
     num_gpus = int(os.environ.get("ROUTEPACK_TEST_GPUS", "2"))
@@ -46,7 +46,13 @@ def main() -> None:
             },
         },
     )
+    if rename := os.environ.get("ROUTEPACK_TEST_RENAME"):
+        module_of, _, name = rename.rpartition(".")
+        owner = importlib.import_module(module_of)
+        setattr(owner, name + "_v2", getattr(owner, name))
     module = importlib.import_module(module_name)
+    if rename:
+        delattr(owner, name)
     if hasattr(module, "main"):
         module.main()
     else:

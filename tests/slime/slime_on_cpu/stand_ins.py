@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib.util
+import os
 import pickle
 import sys
 import types
@@ -85,9 +86,10 @@ def _module(name: str, **attributes) -> types.ModuleType:
 def install() -> None:
     """Put the stand-ins into sys.modules; real SGLang is left alone where it is installed."""
     saver = _module("torch_memory_saver", torch_memory_saver=MemorySaver())
-    # slime looks for the preloaded library beside the package (ray/actor_group.py); an empty file
-    # of that name is made by the test fixture.
-    saver.__file__ = str(Path(__file__).parent / "torch_memory_saver" / "__init__.py")
+    # slime looks for the preloaded library beside the package (ray/actor_group.py); the test
+    # fixture makes an empty file of that name, which the loader ignores.
+    beside = Path(os.environ.get("ROUTEPACK_TEST_OUTPUT", "/tmp"))
+    saver.__file__ = str(beside / "torch_memory_saver" / "__init__.py")
     if importlib.util.find_spec("sglang") is not None:
         return
     _module("sglang")

@@ -1,4 +1,4 @@
-"""CUDA's surface answered by the CPU: current device, streams, events, generator, literal devices."""
+"""CUDA's surface answered by the CPU: device, streams, events, generator, literal devices."""
 
 from __future__ import annotations
 
