@@ -24,6 +24,8 @@ from planner.window import Window
 
 POLICIES = ("off", "reroute", "reschedule", "full")
 NUM_WINDOWS = 5
+PROPOSALS = 2_000_000
+"""Of one search: about a second of two free cores, and the same on a loaded machine."""
 QUICK_WINDOWS = 1
 
 
@@ -42,7 +44,12 @@ def bench_slime(quick: bool) -> BenchResult:
 def measure(recording: Recording, options: PlannerOptions | None = None) -> dict[str, float]:
     """Means over the windows of one preset; every policy carries its own placement."""
     options = options or PlannerOptions(
-        rows="makespan", stop="net_benefit", rows_from="slime", move=recording.move
+        rows="makespan",
+        stop="net_benefit",
+        rows_from="slime",
+        move=recording.move,
+        budget_seconds=None,
+        budget_proposals=PROPOSALS,
     )
     carried: dict[str, Placement] = dict.fromkeys(POLICIES, recording.identity())
     makespan: dict[str, list[float]] = {policy: [] for policy in POLICIES}

@@ -76,7 +76,8 @@ def test_schedule_figures(recording, monkeypatch):
     for number, window in enumerate(recording.windows):
         instance = schedule.instance_of(window, recording, options)
         assert instance.bound <= instance.global_ffd
-        schedule.measure(instance, number, seen)
+        reference = schedule.compare_at_equal_proposals(instance, seen)
+        schedule.compare_at_equal_cpu(instance, reference, number, seen)
     found = schedule._figures(seen)
     for name in ISSUE:
         if name.startswith("schedule."):
