@@ -9,6 +9,7 @@ from app.slime.config import SlimeConfig
 from app.slime.messages import Sealed
 from rollout_hooks.routed_experts import CaptureError
 from rollout_hooks.slime_capture import capture_spec, demand_of_samples
+from rollout_hooks.slime_probe import check_capture
 from rollout_hooks.slime_windows import SealedRollout
 
 
@@ -21,6 +22,12 @@ def manager_class(base: type, config: SlimeConfig) -> type:
     """
 
     class RoutePackRolloutManager(base):  # type: ignore[misc, valid-type]
+        def __init__(self, args, pg):
+            super().__init__(args, pg)
+            if not args.debug_train_only and args.use_rollout_routing_replay:
+                url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+                check_capture(url, capture_spec(args), config.capture.missing)
+
         def _convert_samples_to_train_data(self, samples):
             started = time.time()
             demand, groups = demand_of_samples(self.args, samples, config.capture.missing)

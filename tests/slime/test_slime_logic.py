@@ -21,8 +21,9 @@ from planner.placement import Placement
 from planner.rows import Rows
 from planner.topology import Topology
 from rollout_hooks.admission import PlannerCalls
-from rollout_hooks.routed_experts import CaptureError, CaptureSpec
+from rollout_hooks.routed_experts import CaptureError, CaptureSpec, encode
 from rollout_hooks.slime_capture import capture, demand_of_samples, narrow_type
+from rollout_hooks.slime_probe import check_capture
 from rollout_hooks.slime_steps import from_slime_schedule, split_steps, to_slime_schedule
 from rollout_hooks.slime_windows import SealedRollout, windows_of
 
@@ -158,6 +159,27 @@ def test_an_impossible_capture_is_estimated_only_where_nothing_replays_it():
         demand_of_samples(job(), [broken()], "estimate")
     demand, _ = demand_of_samples(job(use_rollout_routing_replay=False), [broken()], "estimate")
     assert demand == [None]
+
+
+def test_the_start_up_check_says_what_to_install_when_the_router_drops_the_field():
+    spec = CaptureSpec(num_hidden_layers=3, moe_layers=(1, 2), num_experts=8, top_k=2)
+    asked = []
+
+    def server(routed):
+        def post(url, payload):
+            asked.append(payload)
+            return {"meta_info": {} if routed is None else {"routed_experts": encode(routed)}}
+
+        return post
+
+    url = "http://127.0.0.1:1/generate"
+    assert check_capture(url, spec, "error", server(np.zeros((4, 3, 2), np.int32)))
+    assert asked[0]["return_routed_experts"] is True
+    with pytest.raises(CaptureError, match="PyPI"):
+        check_capture(url, spec, "error", server(None))
+    assert not check_capture(url, spec, "estimate", server(None))
+    with pytest.raises(CaptureError, match="bytes"):
+        check_capture(url, spec, "estimate", server(np.zeros((4, 2, 2), np.int32)))
 
 
 # --- flags, seams ----------------------------------------------------------------------------
