@@ -107,7 +107,7 @@ def _environment(output: Path, **more: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def run_slime(inputs, tmp_path_factory):
     """Run MODULE (`train`, `app.slime_train`, ...) with slime's tiny arguments and more flags."""
-    from slime_on_cpu.make_inputs import arguments
+    from slime_on_cpu.make_inputs import arguments as tiny_arguments
 
     finished: dict[tuple, SlimeRun] = {}
 
@@ -117,11 +117,20 @@ def run_slime(inputs, tmp_path_factory):
         num_gpus: int = 2,
         ep: int = 2,
         config: str | None = None,
+        arguments: list[str] | None = None,
         check: bool = True,
         timeout: float = 600,
         **environment: str,
     ) -> SlimeRun:
-        key = (module, flags, num_gpus, ep, config, tuple(sorted(environment.items())))
+        key = (
+            module,
+            flags,
+            num_gpus,
+            ep,
+            config,
+            bool(arguments),
+            tuple(sorted(environment.items())),
+        )
         if key in finished:
             return finished[key]
         folder = tmp_path_factory.mktemp("slime_run")
@@ -134,7 +143,7 @@ def run_slime(inputs, tmp_path_factory):
             )
             more += ["--routepack-config", str(folder / "routepack.yaml")]
         command = [sys.executable, "-m", "slime_on_cpu.run_driver", module]
-        command += [*arguments(inputs, num_gpus=num_gpus, ep=ep), *more]
+        command += [*(arguments or tiny_arguments(inputs, num_gpus=num_gpus, ep=ep)), *more]
         command = [part.replace("OUTPUT", str(folder)) for part in command]
         done = subprocess.run(
             command,
