@@ -116,9 +116,19 @@ def _add_verify(commands) -> None:
     command = commands.add_parser(
         "verify", help="prove that all policies train the same model, with negative controls"
     )
-    _add_run_options(command)
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="YAML of the run to prove")
+    what.add_argument(
+        "--matrix", action="store_true", help="prove moves on every layout of training state"
+    )
+    command.add_argument("--seed", type=int, help="replaces the configuration's seed")
+    command.add_argument("--json", metavar="FILE", help="write the figures here")
 
     def run(arguments):
+        if arguments.matrix:
+            from app.matrix.command import verify_matrix
+
+            return 0 if verify_matrix(arguments.json) else 1
         from app.verify import verify
 
         return 0 if verify(_configuration(arguments), arguments.json) else 1

@@ -35,7 +35,7 @@ class CommitOptions:
     """staging_mb: megabytes (2^20) of send and receive buffers. verify: checksums of no, a quarter
     of the moved, or all layers before and after. split: optimizer state follows later."""
 
-    staging_mb: int = 256
+    staging_mb: float = 256
     verify: Verify = "off"
     split: bool = False
 
@@ -64,7 +64,7 @@ class Committer:
         self.state = state
         self.options = options or CommitOptions()
         some = next(iter(state.parameters.values()))[0][0]
-        self.staging = Staging(self.options.staging_mb * 2**20, some.device)
+        self.staging = Staging(int(self.options.staging_mb * 2**20), some.device)
         self.dtype = some.dtype
         self._pending: list[tuple[int, list[tuple[int, int]]]] | None = None
         if self.options.split and state.optimizer is not None:

@@ -19,7 +19,7 @@ def state_by_expert(layout: ExpertLayout, state: ExpertState) -> dict[ExpertKey,
     for optimizer tensors, whose shards are joined over the EDP ranks. Meant for tests and for
     `routepack verify`: it moves all expert state through every rank.
     """
-    mine = []
+    mine, names = [], state.optimizer_keys()
     for number, experts in state.parameters.items():
         for local_index, params in enumerate(experts):
             expert = layout.logical_expert(number, state.ep_rank, local_index)
@@ -31,7 +31,7 @@ def state_by_expert(layout: ExpertLayout, state: ExpertState) -> dict[ExpertKey,
                 for owner, low, high in state.owners(param):
                     if owner != state.edp_rank:
                         continue
-                    for name in state.optimizer_keys():
+                    for name in names:
                         offset, flat = state.optimizer_shard(param, name)
                         piece = flat[low - offset : high - offset].clone()
                         mine.append(((*key, name, -1), low, piece))

@@ -112,9 +112,21 @@ class RowGroupedLinear(GroupedLinear):
     partition_dim = 1
 
 
-def use_cpu_modules(layer_spec) -> None:
+class SequenceParallelRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm whose weight gradient Megatron sums over the TP ranks' parts of the sequence."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **unused):
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+def use_cpu_modules(layer_spec, sequence_parallel: bool = False) -> None:
     """Edit one transformer layer spec in place to use the modules above."""
     submodules = layer_spec.submodules
+    if sequence_parallel:
+        attention = submodules.self_attention.submodules
+        submodules.input_layernorm = submodules.pre_mlp_layernorm = SequenceParallelRMSNorm
+        attention.q_layernorm = attention.k_layernorm = SequenceParallelRMSNorm
     submodules.self_attention.submodules.core_attention = PackedAttention
     if hasattr(submodules.mlp.submodules, "experts"):
         submodules.mlp.submodules.experts = ModuleSpec(

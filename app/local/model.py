@@ -13,7 +13,7 @@ from megatron.core.transformer import TransformerConfig
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from app.config import ModelConfig, RoutingSkewConfig
-from app.local.cpu_modules import use_cpu_modules
+from app.local.cpu_modules import SequenceParallelRMSNorm, use_cpu_modules
 from app.local.tokens import BOS, EOS, PAD, VOCAB_SIZE
 
 MAX_POSITIONS = 4096
@@ -151,7 +151,9 @@ def build_megatron(config: TransformerConfig, vp_stage: int | None = None) -> GP
     )
     config.moe_grouped_gemm = True
     for layer_spec in {id(s): s for s in spec.layer_specs}.values():
-        use_cpu_modules(layer_spec)
+        use_cpu_modules(layer_spec, config.sequence_parallel)
+    if config.sequence_parallel:
+        spec.layer_norm = SequenceParallelRMSNorm
     return GPTModel(
         config=config,
         transformer_layer_spec=spec,

@@ -1,0 +1,1 @@
+"""`routepack verify --matrix`: every supported layout of training state, moved and compared."""

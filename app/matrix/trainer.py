@@ -1,0 +1,221 @@
+"""A model and optimizer of one state layout, fed with random tokens and random valid routing."""
+
+from __future__ import annotations
+
+import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+
+from app.config import ModelConfig
+from app.local.model import build_megatron, megatron_config
+from app.local.tokens import VOCAB_SIZE
+from app.matrix.layouts import StateLayout
+from train_hooks.commit import CommitOptions, Committer
+from train_hooks.expert_state import ExpertState, expert_parameters
+from train_hooks.layout import ExpertLayout
+from train_hooks.micro_batch import MicroBatch, TrainingTrajectory, pack
+from train_hooks.moe_layers import moe_layers
+from train_hooks.replay import counts_of
+from train_hooks.row_execution import execute_rows
+
+MODEL = ModelConfig(
+    hidden_size=32, head_dim=16, ffn_hidden_size=64, moe_ffn_hidden_size=36, num_experts=12,
+    num_groups=1, top_k=2,
+)  # fmt: skip
+NUM_ROWS = 4
+LONGEST_ROW = 3 * 4 * 6
+
+
+class StatelessSGD(torch.optim.Optimizer):
+    """An optimizer without moments under Adam's arguments, as slime's StatelessAdam is."""
+
+    def __init__(self, params, lr=1e-3, **unused):
+        super().__init__(params, {"lr": lr, **unused})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.add_(param.grad.sign(), alpha=-group["lr"])
+
+
+class MatrixTrainer:
+    """One rank of one state layout; the process groups must be initialised."""
+
+    def __init__(self, shape: StateLayout, seed: int = 5):
+        self.shape = shape
+        model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+        dtype = torch.bfloat16 if shape.bf16 else torch.float32
+        model = replace(MODEL, top_k=shape.top_k)
+        self.config = megatron_config(model, shape.ep, **_changes(shape, dtype))
+        self.config.finalize_model_grads_func = finalize_model_grads
+        chunks = [
+            build_megatron(self.config, stage if shape.vpp > 1 else None)
+            for stage in range(shape.vpp)
+        ]
+        if shape.bf16:
+            chunks = [Float16Module(self.config, chunk) for chunk in chunks]
+        if shape.frozen_experts:
+            for layer in moe_layers(chunks).values():
+                for params in expert_parameters(layer):
+                    for param in params:
+                        param.requires_grad = False
+        self.optimizer = None
+        if shape.optimizer != "none":
+            chunks = [self._ddp(chunk) for chunk in chunks]
+            self.optimizer = self._optimizer(chunks, dtype)
+        self.chunks = chunks
+        if shape.overlap_grad_reduce:
+            self.config.no_sync_func = [chunk.no_sync for chunk in chunks]
+            if len(chunks) == 1:
+                self.config.no_sync_func = chunks[0].no_sync
+        self.layout = ExpertLayout(chunks)
+        self.state = ExpertState(chunks, self.optimizer, self.layout)
+        options = CommitOptions(staging_mb=shape.staging_mb, split=shape.split, verify="full")
+        if shape.split:
+            options = replace(options, verify="off")
+        self.committer = Committer(self.layout, self.state, options)
+
+    def step(self, seed: int) -> float:
+        """One optimizer step on the random rows of `seed`; returns the loss summed over ranks."""
+        batches = random_rows(self.shape, seed)
+        if self.optimizer is None:
+            with torch.no_grad():
+                outputs = execute_rows(self.chunks, batches, _loss, self.layout, forward_only=True)
+            return _summed(outputs)
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        outputs = execute_rows(self.chunks, batches, _loss, self.layout)
+        self.committer.finish()
+        self.optimizer.step()
+        return _summed(outputs)
+
+    def _ddp(self, chunk) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            self.config,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=True,
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=self.shape.overlap_grad_reduce,
+                overlap_param_gather=self.shape.overlap_param_gather,
+                bucket_size=self.shape.bucket_size,
+            ),
+            chunk,
+            disable_bucketing=False,
+        )
+
+    def _optimizer(self, chunks: Sequence[DistributedDataParallel], dtype: torch.dtype):
+        original = torch.optim.AdamW
+        if self.shape.optimizer == "stateless":
+            torch.optim.AdamW = StatelessSGD
+        try:
+            return get_megatron_optimizer(
+                OptimizerConfig(
+                    optimizer="adam",
+                    lr=1e-3,
+                    min_lr=1e-3,
+                    weight_decay=0.01,
+                    clip_grad=0.0,
+                    bf16=self.shape.bf16,
+                    params_dtype=dtype,
+                    use_distributed_optimizer=True,
+                    overlap_param_gather=self.shape.overlap_param_gather,
+                ),
+                list(chunks),
+                use_gloo_process_groups=False,
+            )
+        finally:
+            torch.optim.AdamW = original
+
+
+def random_rows(shape: StateLayout, seed: int) -> list[MicroBatch]:
+    """Rows of random tokens with random valid routing, different on every DP rank.
+
+    Under CP each rank holds its part of every trajectory; parts are drawn on their own.
+    """
+    data_rank = mpu.get_data_parallel_rank(with_context_parallel=True)
+    generator = torch.Generator().manual_seed(1000 * seed + data_rank)
+    return [_random_row(shape, row, generator) for row in range(NUM_ROWS)]
+
+
+def _random_row(shape: StateLayout, row: int, generator: torch.Generator) -> MicroBatch:
+    num_moe = len(MODEL.moe_layers)
+    trajectories = []
+    lengths = torch.Generator().manual_seed(row)  # CP ranks must cut the same trajectories
+    for _ in range(3):
+        length = 4 * int(torch.randint(2, 7, (1,), generator=lengths))
+        order = torch.rand(num_moe, length, MODEL.num_experts, generator=generator).argsort(-1)
+        ids = order[..., : shape.top_k]
+        trajectories.append(
+            TrainingTrajectory(
+                tokens=torch.randint(0, VOCAB_SIZE, (length + 1,), generator=generator),
+                routed=ids,
+                counts=counts_of(ids, MODEL.num_experts),
+                targets={"mask": torch.rand(length, generator=generator)},
+            )
+        )
+    batch = pack(row, trajectories, padding_multiple=LONGEST_ROW if shape.vpp > 1 else shape.tp)
+    if shape.cp > 1:  # thd offsets count whole trajectories, of which this rank holds its part
+        packed = batch.packed
+        packed.cu_seqlens_q = packed.cu_seqlens_kv = packed.cu_seqlens_q * shape.cp
+        packed.max_seqlen_q = packed.max_seqlen_kv = packed.max_seqlen_q * shape.cp
+    return batch
+
+
+def _changes(shape: StateLayout, dtype: torch.dtype) -> dict:
+    changes = dict(
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=shape.bf16,
+        tensor_model_parallel_size=shape.tp,
+        sequence_parallel=shape.tp > 1,
+        context_parallel_size=shape.cp,
+        pipeline_model_parallel_size=shape.pp,
+        variable_seq_lengths=shape.pp > 1,
+        moe_token_dispatcher_type=shape.dispatcher,
+        moe_router_bias_update_rate=shape.bias_update_rate,
+    )
+    if shape.vpp > 1:
+        # With two stages both neighbours are one rank: Megatron then needs unbatched p2p to tell
+        # forward from backward, and exchanges no shapes, so that rows are padded to one length.
+        changes |= dict(
+            virtual_pipeline_model_parallel_size=shape.vpp,
+            variable_seq_lengths=False,
+            overlap_p2p_comm=True,
+            batch_p2p_comm=False,
+        )
+    if shape.recompute == "full":
+        changes |= dict(
+            recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+        )
+    if shape.recompute == "selective":
+        changes |= dict(recompute_granularity="selective", recompute_modules=["moe"])
+    return changes
+
+
+def _loss(log_probs: torch.Tensor, batch: MicroBatch):
+    loss = -(log_probs * batch.targets["mask"]).sum() / 100
+    return loss, {"loss": loss.detach().double()}
+
+
+def _summed(outputs) -> float:
+    total = torch.zeros((), dtype=torch.float64)
+    for output in outputs:
+        total += output["loss"]
+    dist.all_reduce(total)
+    return total.item()
