@@ -70,7 +70,7 @@ def start_job(args: Any) -> Job:
     )
     return Job(
         manager=manager,
-        rollouts=Rollouts(manager, planner),
+        rollouts=Rollouts(args, manager, planner),
         actor_model=actor_model,
         critic_model=critic_model,
         num_rollout_per_epoch=num_rollout_per_epoch,

@@ -25,6 +25,8 @@ from planner.options import MOVES_EXPERTS
 from rollout_hooks.slime_steps import SlimeSchedule, to_slime_schedule
 
 logger = logging.getLogger(__name__)
+KEEP = 4
+"""Rollouts that no actor reports about (critic only) are forgotten after so many others."""
 FAILED = "failed"
 """Policy of a rollout whose planning raised: slime's schedule on the placement already carried."""
 
@@ -46,8 +48,11 @@ class PlannerActor:
         self._planner: RolloutPlanner | None = None
         self._open: dict[int, OpenRollout] = {}
 
-    def place(self, sealed: Sealed) -> Placed:
-        """The placement to commit; row searches are running when this returns."""
+    def place(self, sealed: Sealed, may_move: bool = True) -> Placed:
+        """The placement to commit; row searches are running when this returns.
+
+        may_move: False while only a critic trains: its actors would never commit.
+        """
         rollout = sealed.rollout
         topology = rollout.parallel["routepack"]["topology"]
         if self._planner is None:
@@ -56,12 +61,15 @@ class PlannerActor:
         base = planner.carried
         started_at = time.time()
         try:
-            opened = planner.place(rollout, topology)
+            opened = planner.place(rollout, topology, may_move)
             policy, placement, started_at = opened.policy, opened.placement, opened.started_at
         except Exception:  # planning may never stop training
             logger.exception("rollout %d is trained on slime's own schedule", rollout.rollout_id)
             policy, placement = FAILED, base
             planner.num_fallbacks += 1
+        for old in [i for i in self._open if i < rollout.rollout_id - KEEP]:
+            self._open.pop(old)
+            planner.forget(old)
         self._open[rollout.rollout_id] = OpenRollout(
             sealed=sealed, policy=policy, started_at=started_at
         )

@@ -41,6 +41,7 @@ MEAN_FIGURES = (
     "predicted_saving",
     "predicted_move_cost",
 )
+WITHOUT_MOVES = {"full": "reschedule", "reroute": "observe"}
 SUM_FIGURES = ("rows", "rows_bound", "dropped", "joint_cost")
 
 
@@ -117,14 +118,21 @@ class RolloutPlanner:
         self._go_home = False
         self._open: dict[int, OpenRollout] = {}
 
-    def place(self, sealed: SealedRollout, topology: Topology) -> OpenRollout:
-        """Place one sealed rollout and start its row searches."""
+    def place(
+        self, sealed: SealedRollout, topology: Topology, may_move: bool = True
+    ) -> OpenRollout:
+        """Place one sealed rollout and start its row searches.
+
+        may_move: False keeps the carried placement, whatever the policy.
+        """
         whole, steps, positions = windows_of(sealed, self.shares)
         if self.carried is None:
             self.carried = Placement.identity(
                 whole.num_layers, whole.num_experts, topology.num_ep_ranks
             )
         carried, policy = self.carried, self.guard.effective
+        if not may_move:
+            policy = WITHOUT_MOVES.get(policy, policy)
         planned_as = self.config.planner.observe_as if policy == "observe" else policy
         calls = PlannerCalls(place=_Once(self.calls.place), schedule=self.calls.schedule)
         admissions = [
@@ -206,6 +214,10 @@ class RolloutPlanner:
             num_tokens=int(rollout.whole.length.sum()),
             loads=(rank_load(load, identity), rank_load(load, placement)),
         )
+
+    def forget(self, rollout_id: int) -> None:
+        """Drop a rollout that nobody will report about."""
+        self._open.pop(rollout_id, None)
 
     def measured(
         self, policy: str, slime_cost: float, seconds: float, exposed: float

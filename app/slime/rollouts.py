@@ -14,18 +14,20 @@ class Rollouts:
     never waits for generate(n+1).
     """
 
-    def __init__(self, manager: Any, planner: Any | None):
-        self.manager, self.planner = manager, planner
+    def __init__(self, args: Any, manager: Any, planner: Any | None):
+        self.args, self.manager, self.planner = args, manager, planner
 
     def start(self, rollout_id: int) -> Any:
         """Begin generate(rollout_id); returns a handle at once."""
         generated = self.manager.generate.remote(rollout_id)
         if self.planner is None:
             return generated
+        # No actor commits while only the critic trains, so no experts may move then.
+        may_move = not self.args.use_critic or rollout_id >= self.args.num_critic_only_steps
         return PlannedRollout(
             rollout_id=rollout_id,
             planner=self.planner,
-            placed=self.planner.place.remote(generated),
+            placed=self.planner.place.remote(generated, may_move),
             rows=self.planner.rows.remote(rollout_id),
         )
 

@@ -311,6 +311,13 @@ def test_policies_without_moves_never_emit_another_placement(policy):
     assert planned == (1 if policy == "observe" else 0)
 
 
+def test_nothing_moves_while_only_the_critic_trains():
+    planner = rollout_planner()
+    opened = planner.place(sealed(), TOPOLOGY, may_move=False)
+    assert opened.policy == "reschedule" and opened.placement.version == 0
+    assert planner.place(sealed(1), TOPOLOGY).placement.version == 1
+
+
 def test_a_planner_that_raises_falls_back_on_all_steps():
     def broken(*args):
         raise RuntimeError("injected")
