@@ -115,6 +115,12 @@ def _add_calibrate(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--config", required=True, metavar="FILE", help="YAML of the run")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     command.add_argument("--quick", action="store_true", help="fewer rows and repeats")
+    command.add_argument(
+        "--compare",
+        type=positive,
+        metavar="N",
+        help="then train N windows under both cost models, paired, and report the TPS ratio",
+    )
     command.add_argument("--seed", type=int, help="replaces the configuration's seed")
     command.add_argument(
         "--output", metavar="YAML", default="cost.yaml", help="the cost block (default cost.yaml)"
@@ -134,6 +140,7 @@ def _add_calibrate(commands: argparse._SubParsersAction) -> None:
             config,
             device=arguments.device,
             quick=arguments.quick,
+            num_windows=arguments.compare,
             output=Path(arguments.output),
             json_file=arguments.json,
         )

@@ -38,16 +38,31 @@ QUICK = Sizes(num_fitted=14, num_held_out=7, num_equal=7, num_repeats=3)
 class Calibration:
     """Fitted stages, in seconds of all layers, and the cells they were judged on.
 
-    measured, predicted: [cell] seconds of a row (all stages), fitted cells first, then held out,
-    then equal tokens.
+    Cells: the fitted ones first, then held out, then equal tokens.
     """
 
     fits: dict[str, StageFit]
     cells: Sequence[Cell]
-    measured: np.ndarray
-    predicted: np.ndarray
+    capacity: int
+    stage_seconds: dict[str, np.ndarray]
+    """[cell] measured seconds by stage."""
     expert_seconds: float
     """Seconds of C routed tokens on one EP rank in one layer: the unit of cost."""
+
+    @property
+    def measured(self) -> np.ndarray:
+        """[cell] seconds of a row: all stages."""
+        return sum(self.stage_seconds.values())
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """[cell] predicted seconds of a row: all stages."""
+        return sum(self.stage_predicted().values())
+
+    def stage_predicted(self) -> dict[str, np.ndarray]:
+        """[cell] predicted seconds by stage."""
+        found = features(self.cells, self.capacity)
+        return {name: fit.predict(found) for name, fit in self.fits.items()}
 
     @property
     def cost(self) -> CostModel:
@@ -64,10 +79,17 @@ class Calibration:
 
 
 def calibrate(
-    config: RunConfig, *, device: str, quick: bool, output: Path, json_file: str | None
+    config: RunConfig,
+    *,
+    device: str,
+    quick: bool,
+    output: Path,
+    json_file: str | None,
+    num_windows: int | None = None,
 ) -> dict[str, float]:
     """Measure, fit, judge, write `output` (YAML) and the figures; return the figures.
 
+    num_windows: windows of a paired comparison of TPS with the default costs; None for none.
     Raises ValueError when the device is not there or `output` is not a YAML name.
     """
     if output.suffix not in (".yaml", ".yml"):
@@ -78,6 +100,11 @@ def calibrate(
     default = replace(config, planner=replace(config.planner, stages=())).cost
     _write_cost(output, calibration, config, device)
     _print(calibration, default, figures, output)
+    skipped = {}
+    if num_windows is None:
+        skipped["calibrate.tps_over_default.median"] = "not asked for: give --compare N"
+    else:
+        figures |= _compare(config, calibration.cost, num_windows)
     details = {
         "device": device,
         "capacity": config.planner.capacity,
@@ -85,12 +112,11 @@ def calibrate(
         "sizes": asdict(sizes),
         "measured": calibration.measured.tolist(),
         "predicted": calibration.predicted.tolist(),
+        "stage_measured": {n: x.tolist() for n, x in calibration.stage_seconds.items()},
+        "stage_predicted": {n: x.tolist() for n, x in calibration.stage_predicted().items()},
         "residuals": {name: fit.residual.tolist() for name, fit in calibration.fits.items()},
         "default_stages": [asdict(stage) for stage in default.stages],
         "stages": [asdict(stage) for stage in calibration.cost.stages],
-    }
-    skipped = {
-        "calibrate.tps_over_default": "needs a paired run: routepack compare with each cost block"
     }
     write_figures(json_file, "calibrate", figures, skipped, details)
     return figures
@@ -125,8 +151,8 @@ def measure(config: RunConfig, device: str, sizes: Sizes) -> Calibration:
     return Calibration(
         fits=fits,
         cells=cells,
-        measured=sum(stages.values()),
-        predicted=sum(fit.predict(found) for fit in fits.values()),
+        capacity=capacity,
+        stage_seconds=stages,
         expert_seconds=per_layer / model.top_k,
     )
 
@@ -151,6 +177,23 @@ def calibration_figures(calibration: Calibration, sizes: Sizes) -> dict[str, flo
         figures[f"calibrate.{stage.name}.alpha"] = stage.alpha
         figures[f"calibrate.{stage.name}.beta"] = stage.beta
     figures["calibrate.seconds_per_cost"] = calibration.expert_seconds
+    return figures
+
+
+def _compare(config: RunConfig, cost: CostModel, num_windows: int) -> dict[str, float]:
+    """Figures of the paired comparison, printed in one line."""
+    from app.calibrate.paired import tps_over_default
+
+    found = tps_over_default(config, cost, num_windows)
+    ratio, control = found["tps_over_default"], found["default_over_default"]
+    print(
+        f"full, TPS under calibrated over default costs: {ratio.median:.3f} [{ratio.low:.3f}, "
+        f"{ratio.high:.3f}] in {num_windows} windows; default over default {control.median:.3f} "
+        f"[{control.low:.3f}, {control.high:.3f}]"
+    )
+    figures: dict[str, float] = {}
+    for name, values in found.items():
+        figures |= values.figures(f"calibrate.{name}")
     return figures
 
 

@@ -111,14 +111,17 @@ def lines(
 
 
 def scatter(
-    points: Mapping[str, Sequence[tuple[float, float]]], x_axis: str, y_axis: str
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    x_axis: str,
+    y_axis: str,
+    include: Sequence[float] = (1.0,),
 ) -> Element:
-    """Points of each name with the line on which x equals y."""
+    """Points of each name with the line on which x equals y; both axes show `include`."""
     height, left = 280, 64
     xs = [p[0] for s in points.values() for p in s]
     ys = [p[1] for s in points.values() for p in s]
-    x = Scale(*padded(xs, [1.0]), left, WIDTH - RIGHT)
-    y = Scale(*padded(ys, [1.0]), height, TOP + 22)
+    x = Scale(*padded(xs, include), left, WIDTH - RIGHT)
+    y = Scale(*padded(ys, include), height, TOP + 22)
     low, high = max(x.low, y.low), min(x.high, y.high)
     parts = [*_x_axis(x, height, x_axis), *_y_axis(y, left, y_axis)]
     parts.append(line(x(low), y(low), x(high), y(high), stroke=GREY, stroke_dasharray="4 3"))
@@ -126,7 +129,7 @@ def scatter(
     for k, (name, pairs) in enumerate(points.items()):
         colour = colour_of(name, k)
         parts += [
-            _marker(k, x(a), y(b), colour, f"{name}: {a:.3f} modelled, {b:.3f} measured")
+            _marker(k, x(a), y(b), colour, f"{name}: {number(a)} modelled, {number(b)} measured")
             for a, b in pairs
         ]
         parts += [_marker(k, at + 5, TOP, colour, name), label(at + 14, TOP + 4, name)]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.report.advice import advice_sections
+from app.report.calibration import calibration_sections
 from app.report.comparison import comparison_sections
 from app.report.page import Section, page
 from app.report.replay import replay_sections
@@ -59,13 +61,12 @@ def render(content: Mapping[str, Any], source: str) -> str:
 
     Raises ValueError when the command has no page or its JSON lacks what the page needs.
     """
-    from app.report.advice import advice_sections
-
     kinds: dict[str, Callable[[Mapping[str, Any]], list[Section]]] = {
         "compare": comparison_sections,
         "train": training_sections,
         "replay": replay_sections,
         "advise": advice_sections,
+        "calibrate": calibration_sections,
     }
     command = content["command"]
     if command not in kinds:

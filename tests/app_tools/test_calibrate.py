@@ -13,6 +13,7 @@ from tiny import tiny_config
 from app.calibrate.fit import fit_stage, r_squared
 from app.calibrate.rows import equal_token_cells, features, varied_cells
 from app.calibrate.selfcalibrate import observe, refit
+from app.cli import main
 from planner.cost import CostModel
 from planner.placement import Placement
 from planner.policy import PlannerOptions, make_plan
@@ -157,14 +158,22 @@ def test_calibrate_writes_a_cost_block_that_the_planner_reads(tmp_path, monkeypa
     )
 
     config = tiny_config()
+    monkeypatch.chdir(tmp_path)
     figures = command.calibrate(
-        config, device="cpu", quick=True, output=tmp_path / "c.yaml", json_file=str(tmp_path / "c")
+        config,
+        device="cpu",
+        quick=True,
+        output=tmp_path / "c.yaml",
+        json_file=str(tmp_path / "c"),
+        num_windows=2,
     )
     cost, move = read_costs(str(tmp_path / "c.yaml"))
     assert [stage.name for stage in cost.stages] == ["attention", "dense_ffn"]
     assert move.seconds_per_cost > 0 and cost.alpha.min() > 0
     assert json.loads((tmp_path / "c").read_text())["figures"] == figures
     assert {"calibrate.r2_held_out", "calibrate.r2_equal_tokens"} <= set(figures)
+    assert 0.2 < figures["calibrate.tps_over_default.median"] < 5
+    assert main(["report", str(tmp_path / "c"), "--output", str(tmp_path / "c.html")]) == 0
     block = yaml.safe_load((tmp_path / "c.yaml").read_text())
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"planner": {"stages": block["stages"]}}))
     assert load_config(tmp_path / "run.yaml").cost == cost
