@@ -62,6 +62,9 @@ def _add_advise(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--missing", choices=("error", "estimate"), default="error", help="samples without routing"
     )
+    command.add_argument(
+        "--steps", type=positive, default=1, metavar="N", help="optimizer steps of a slime rollout"
+    )
     command.add_argument("--num-experts", type=positive, metavar="E", help="of a slime dump")
     command.add_argument(
         "--moe-layers", type=_layers, metavar="A-B", help="MoE layers of a slime dump, as 3-91"
@@ -96,6 +99,7 @@ def _add_advise(commands: argparse._SubParsersAction) -> None:
             num_windows=arguments.windows,
             num_trajectories=arguments.trajectories,
             missing=arguments.missing,
+            num_steps=arguments.steps,
             num_experts=arguments.num_experts,
             moe_layers=arguments.moe_layers,
             budget=arguments.budget,

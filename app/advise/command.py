@@ -20,6 +20,7 @@ from app.report.plan_details import rank_load_detail, rows_detail
 from planner.placement import rank_load
 from planner.policy import PlannerOptions
 from planner.recorded import preset, read
+from planner.recorded.presets import PRESET_NAMES
 from planner.topology import Topology
 from planner.window import Window
 
@@ -50,6 +51,7 @@ def advise(
     num_windows: int,
     num_trajectories: int | None,
     missing: str,
+    num_steps: int,
     num_experts: int | None,
     moe_layers: tuple[int, ...] | None,
     budget: float | None,
@@ -66,14 +68,26 @@ def advise(
         raise ValueError(f"--output: got {output}, expected a name that ends in .html")
     is_preset = source.startswith(("synthetic:", "slime:"))
     size = size.completed(source, preset(source).topology if is_preset else None)
-    windows = read(
-        source,
-        num_windows=num_windows,
-        num_trajectories=num_trajectories,
-        num_experts=num_experts,
-        moe_layers=moe_layers,
-        missing=missing,
-    )
+    if cost in PRESET_NAMES:  # what a dump does not say, the model named by --cost does
+        num_experts = num_experts or preset(cost).corpus.num_experts
+        moe_layers = moe_layers or preset(cost).layer_numbers
+    try:
+        windows = read(
+            source,
+            num_windows=num_windows,
+            num_trajectories=num_trajectories,
+            num_experts=num_experts,
+            moe_layers=moe_layers,
+            missing=missing,
+            num_steps=num_steps,
+            pp=size.pp,
+            ranks_per_slot=size.ranks_of_slot,
+        )
+    except ValueError as error:
+        if num_experts is None and "num_experts" in str(error):
+            help_text = "give --num-experts, or --cost with the preset of your model"
+            raise ValueError(f"{error}: {help_text}") from error
+        raise
     topology = size.topology(windows[0].num_experts)
     costs = job_costs(source, cost, windows[0], size)
     num_trajectories = windows[0].num_trajectories

@@ -133,6 +133,49 @@ def test_measured_seconds_replace_the_assumption(in_tmp, traces, capsys):
     assert "assumed speed" not in capsys.readouterr().out
 
 
+def write_dump(path, *, num_samples=32, num_layers=4, experts=16, top_k=4):
+    """A slime rollout dump of a model whose first layer is dense (zero-filled, as SGLang sends)."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    weights = 1.0 / np.arange(1, experts + 1)
+    samples = []
+    for i in range(num_samples):
+        num_rows = int(rng.integers(20, 120))
+        noise = rng.gumbel(size=(num_rows, num_layers, experts)) + np.log(weights)
+        routed = np.argsort(-noise, axis=2)[..., :top_k].astype(np.int32)
+        routed[:, 0] = 0
+        samples.append(
+            {
+                "index": i,
+                "group_index": i // 4,
+                "tokens": list(range(num_rows + 1)),
+                "response_length": num_rows,
+                "rollout_routed_experts": routed,
+            }
+        )
+    torch.save({"rollout_id": 0, "samples": samples}, path)
+
+
+def test_a_slime_dump_is_advised_step_by_step(in_tmp, capsys):
+    write_dump("rollout_0.pt")
+    (in_tmp / "cost.yaml").write_text(
+        "stages: [{name: all, alpha: 2.0, beta: 1.0}]\n"
+        "move: {bytes_per_expert: 1000, seconds_per_byte: 1.0e-9, seconds_per_cost: 0.5}\n"
+    )
+    sizes = ["--ep", "4", "--dp", "4", "--capacity", "128", "--cost", "cost.yaml"]
+    layers = ["--num-experts", "16", "--moe-layers", "1-3", "--steps", "2"]
+    source = "rollout_{rollout_id}.pt"
+    assert main(["advise", source, *sizes, *layers, "--json", "a.json"]) == 0
+    content = json.loads((in_tmp / "a.json").read_text())
+    assert "2 windows" in content["details"]["job"]
+    assert content["details"]["rank_load"]["layer_numbers"] == [1, 2, 3]
+    assert content["figures"]["advise.rank_max_over_mean"] > 1.3
+    assert content["details"]["answer"].startswith("Yes: full")
+    assert content["figures"]["advise.full.net_seconds"] > 0
+    assert main(["advise", source, *sizes]) == 2
+    assert "give --num-experts, or --cost" in capsys.readouterr().err
+
+
 def test_balanced_rollouts_get_a_no(in_tmp, capsys):
     num, layers, experts, top_k = 32, 2, 8, 2
     demand = np.full((num, layers, experts), 8, np.uint16)
