@@ -42,6 +42,7 @@ def actor_class(config: SlimeConfig) -> type:
             """Once, when the model stands and process groups are alive (before a first sleep)."""
             if self._routepack_moves is not None:
                 return
+            from app.slime.executed import ExecutedDemand
             from app.slime.expert_moves import ExpertMoves
             from app.slime.job import job_facts
 
@@ -51,7 +52,8 @@ def actor_class(config: SlimeConfig) -> type:
             self._routepack_moves = ExpertMoves(
                 self.args, self.model, self.optimizer, self.weights_backuper, self.weight_updater
             )
-            self._routepack_report.time_training()
+            self._routepack_executed = ExecutedDemand(self._routepack_moves.layout)
+            self._routepack_report.time_training(self._routepack_executed.counting)
 
         def sleep(self):
             self._routepack_attach()
@@ -72,6 +74,7 @@ def actor_class(config: SlimeConfig) -> type:
             import ray
 
             placed: Placed = ray.get(rollout_data_ref.placed)
+            self._routepack_executed.wanted = placed.estimated
             commit = self._routepack_commit(placed)
             state_ended = time.time()
             ready: Ready = ray.get(rollout_data_ref.rows)
@@ -109,8 +112,9 @@ def actor_class(config: SlimeConfig) -> type:
             super().train_actor(rollout_id, rollout_data, external_data=external_data)
             rollout, placed, times, commit = self._routepack_rollout
             del self._routepack_rollout
+            executed = self._routepack_executed.take(placed.layer_numbers)
             self._routepack_report.log(
-                rollout, placed, times, commit, seconds=time.time() - started
+                rollout, placed, times, commit, seconds=time.time() - started, executed=executed
             )
 
         def save_model(self, rollout_id, force_sync=False):

@@ -41,6 +41,8 @@ class Placed:
     sealed_at: float
     aux_seconds: float
     placed_at: float
+    estimated: bool = False
+    """Whether some demand is estimated: then training counts what the routers really do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from app.slime.config import SlimeConfig
 from app.slime.cost import bytes_per_expert, cost_of_model
 from app.slime.messages import Placed, PlanReport, Ready, Sealed
@@ -84,6 +86,7 @@ class PlannerActor:
             sealed_at=rollout.sealed_at,
             aux_seconds=rollout.aux_seconds,
             placed_at=time.time(),
+            estimated=any(demand is None for demand in rollout.demands),
         )
 
     def rows(self, rollout_id: int) -> Ready:
@@ -100,8 +103,11 @@ class PlannerActor:
         opened.sealed = replace(opened.sealed, data=None, routing=None)
         return Ready(boxes=boxes, schedule_started_at=opened.started_at, schedule_ended_at=ended_at)
 
-    def report(self, rollout_id: int) -> PlanReport:
-        """Figures of a trained rollout; also saves its plans where `log.save_plans` asks for it."""
+    def report(self, rollout_id: int, executed: np.ndarray | None = None) -> PlanReport:
+        """Figures of a trained rollout; also saves its plans where `log.save_plans` asks for it.
+
+        executed: `[layer, expert]` tokens that the routers sent, where demand was estimated.
+        """
         opened = self._open.pop(rollout_id)
         if opened.policy == FAILED:
             return PlanReport(
@@ -114,7 +120,7 @@ class PlannerActor:
             folder.mkdir(parents=True, exist_ok=True)
             for step, plan in enumerate(self.planner.join(rollout_id).plans):
                 plan.save(folder / f"plan-{rollout_id:06d}-{step}.npz")
-        return self.planner.report(rollout_id)
+        return self.planner.report(rollout_id, executed)
 
     @property
     def planner(self) -> RolloutPlanner:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.slime.config import SlimeConfig
+from app.slime.executed import regret
 from app.slime.guard import Guard
 from app.slime.messages import PlanReport
 from planner.cost import CostModel
@@ -131,7 +132,8 @@ class RolloutPlanner:
                 whole.num_layers, whole.num_experts, topology.num_ep_ranks
             )
         carried, policy = self.carried, self.guard.effective
-        if not may_move:
+        blind = self.shares is None and bool(whole.estimated.all())
+        if blind or not may_move:
             policy = WITHOUT_MOVES.get(policy, policy)
         planned_as = self.config.planner.observe_as if policy == "observe" else policy
         calls = PlannerCalls(place=_Once(self.calls.place), schedule=self.calls.schedule)
@@ -182,8 +184,12 @@ class RolloutPlanner:
             self.num_fallbacks += fallback is not None
         return rollout.joined
 
-    def report(self, rollout_id: int) -> PlanReport:
-        """What to log about a rollout; the planner forgets it afterwards."""
+    def report(self, rollout_id: int, executed: np.ndarray | None = None) -> PlanReport:
+        """What to log about a rollout; the planner forgets it afterwards.
+
+        executed: `[layer, expert]` of the real trace where demand was estimated; later rollouts
+        without capture are planned on it.
+        """
         joined = self.join(rollout_id)
         rollout = self._open.pop(rollout_id)
         slime_cost = sum(self._slime_cost(admission) for admission in rollout.admissions)
@@ -204,6 +210,12 @@ class RolloutPlanner:
             "capture/missing": float(rollout.whole.estimated.sum()),
             "fallback": float(self.num_fallbacks),
         }
+        if executed is not None:
+            self.shares = demand_shares(executed[None])
+            topology, top_k = rollout.admissions[0].topology, rollout.whole.top_k
+            figures |= regret(
+                executed, rollout.placement, rollout.carried, topology, self.options, top_k
+            )
         if self.guard.seconds_per_cost is not None:
             figures["guard/seconds_per_cost"] = self.guard.seconds_per_cost
         load = rollout.whole.expert_load

@@ -6,6 +6,8 @@ import importlib
 import json
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,8 @@ class RankReport:
         self.train_seconds = 0.0
         self._defined = False
 
-    def time_training(self) -> None:
-        """Put a clock around `train` of slime's actor module (its optimizer steps), here only."""
+    def time_training(self, counting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Put a clock, and `counting`, around `train` of slime's actor module, here only."""
         module = importlib.import_module(ACTOR)
         train = module.train
 
@@ -41,7 +43,8 @@ class RankReport:
             dist.barrier(group=get_gloo_group())
             started = time.perf_counter()
             try:
-                return train(*args, **kwargs)
+                with counting():
+                    return train(*args, **kwargs)
             finally:
                 self.train_seconds = time.perf_counter() - started
 
@@ -55,6 +58,7 @@ class RankReport:
         commit: dict[str, float],
         *,
         seconds: float,
+        executed: np.ndarray | None = None,
     ) -> None:
         """Reduce over ranks and log; collective over the world, called by every rank."""
         import torch
@@ -73,7 +77,7 @@ class RankReport:
             return
         import ray
 
-        report: PlanReport = ray.get(rollout.planner.report.remote(rollout.rollout_id))
+        report: PlanReport = ray.get(rollout.planner.report.remote(rollout.rollout_id, executed))
         metrics = rollout_metrics(
             report,
             times,

@@ -311,6 +311,19 @@ def test_policies_without_moves_never_emit_another_placement(policy):
     assert planned == (1 if policy == "observe" else 0)
 
 
+def test_without_any_capture_the_next_rollout_is_planned_on_what_was_executed():
+    planner = rollout_planner()
+    planner.place(sealed(0, unknown=range(16)), TOPOLOGY)
+    executed = np.tile(np.array([60, 50, 40, 30, 5, 5, 5, 5]), (2, 1))
+    figures = planner.report(0, executed).figures
+    # planned on uniform demand, so nothing moved and ranks got 180 against 20 tokens
+    assert figures["capture/executed_excess"] == pytest.approx(0.8)
+    assert 0.7 < figures["capture/regret"] <= 0.8
+    assert planner.place(sealed(1, unknown=range(16)), TOPOLOGY).placement.version == 1
+    again = planner.report(1, executed).figures
+    assert again["capture/regret"] < 0.1
+
+
 def test_nothing_moves_while_only_the_critic_trains():
     planner = rollout_planner()
     opened = planner.place(sealed(), TOPOLOGY, may_move=False)
