@@ -77,7 +77,7 @@ class JobCosts:
         if moved is None or seconds_per_cost is None:
             return None
         known = self.from_file or MoveCost()
-        rate = 1.0 / (BYTES_PER_SECOND * self.size.ep)
+        rate = 1.0 / (BYTES_PER_SECOND * self.size.ep * self.size.pp)  # stages move at once
         return MoveCost(
             bytes_per_expert=moved,
             seconds_per_byte=known.seconds_per_byte or rate,
