@@ -48,6 +48,8 @@ class ExecutedDemand:
 
         total = torch.zeros(len(layer_numbers), self.layout.num_experts, dtype=torch.int64)
         for number, seam in self.layout.seams.items():
+            if not seam.received_counts:
+                continue  # no forward ran here
             by_slot = torch.stack(seam.received_counts).sum(0).cpu()
             total[layer_numbers.index(number)][seam.expert_of_slot.cpu()] = by_slot
             seam.received_counts = None
