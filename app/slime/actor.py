@@ -14,6 +14,7 @@ from app.slime.clock import Marks, table_10
 from app.slime.config import SlimeConfig
 from app.slime.messages import Placed, PlannedRollout, Ready
 from app.slime.rank_report import RankReport
+from planner.options import MOVES_EXPERTS
 
 
 def actor_class(config: SlimeConfig) -> type:
@@ -30,7 +31,7 @@ def actor_class(config: SlimeConfig) -> type:
 
             check(ACTOR_SEAMS)
             register_models()
-            self._routepack_moves = None
+            self._routepack_attached, self._routepack_moves = False, None
             self._routepack_restore = None
             self._routepack_saving = False
             self._routepack_report = RankReport(args, config)
@@ -40,8 +41,9 @@ def actor_class(config: SlimeConfig) -> type:
 
         def _routepack_attach(self):
             """Once, when the model stands and process groups are alive (before a first sleep)."""
-            if self._routepack_moves is not None:
+            if self._routepack_attached:
                 return
+            self._routepack_attached = True
             from app.slime.executed import ExecutedDemand
             from app.slime.expert_moves import ExpertMoves
             from app.slime.job import job_facts
@@ -49,10 +51,18 @@ def actor_class(config: SlimeConfig) -> type:
             self.train_parallel_config["routepack"] = job_facts(
                 self.args, self.train_parallel_config
             )
-            self._routepack_moves = ExpertMoves(
-                self.args, self.model, self.optimizer, self.weights_backuper, self.weight_updater
-            )
-            self._routepack_executed = ExecutedDemand(self._routepack_moves.layout)
+            layout = None
+            if self.args.routepack_policy in MOVES_EXPERTS:  # else nothing of the model is touched
+                self._routepack_moves = ExpertMoves(
+                    self.args,
+                    self.model,
+                    self.optimizer,
+                    self.weights_backuper,
+                    self.weight_updater,
+                    config.commit,
+                )
+                layout = self._routepack_moves.layout
+            self._routepack_executed = ExecutedDemand(layout)
             self._routepack_report.time_training(self._routepack_executed.counting)
 
         def sleep(self):
@@ -63,7 +73,7 @@ def actor_class(config: SlimeConfig) -> type:
 
         def wake_up(self):
             super().wake_up()
-            if self._routepack_saving:
+            if self._routepack_saving and self._routepack_moves is not None:
                 self._routepack_restore = self._routepack_moves.to_identity()
 
         def train(self, rollout_id: int, rollout_data_ref: PlannedRollout, external_data=None):
@@ -74,7 +84,8 @@ def actor_class(config: SlimeConfig) -> type:
             import ray
 
             placed: Placed = ray.get(rollout_data_ref.placed)
-            self._routepack_executed.wanted = placed.estimated
+            moves = self._routepack_moves
+            self._routepack_executed.wanted = placed.estimated and moves is not None
             commit = self._routepack_commit(placed)
             state_ended = time.time()
             ready: Ready = ray.get(rollout_data_ref.rows)
@@ -101,7 +112,7 @@ def actor_class(config: SlimeConfig) -> type:
 
         def _routepack_commit(self, placed: Placed) -> dict[str, float]:
             moves = self._routepack_moves
-            if not moves.needs(placed.placement, placed.layer_numbers):
+            if moves is None or not moves.needs(placed.placement, placed.layer_numbers):
                 return {"seconds": 0.0, "moved": 0.0, "bytes": 0.0}
             return moves.commit(
                 placed.placement, placed.layer_numbers, placed.base_version, placed.digest
@@ -118,7 +129,8 @@ def actor_class(config: SlimeConfig) -> type:
             )
 
         def save_model(self, rollout_id, force_sync=False):
-            if self.args.debug_rollout_only:
+            if self.args.debug_rollout_only or self._routepack_moves is None:
+                super().save_model(rollout_id, force_sync=force_sync)
                 return
             self._routepack_saving = True
             try:

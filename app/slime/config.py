@@ -91,6 +91,16 @@ class CaptureConfig:
 
 
 @_section
+class CommitConfig:
+    """Moving experts."""
+
+    staging_mb: float = Field(default=256, gt=0)
+    """Megabytes (2^20) of device memory for send and receive buffers, held between commits."""
+    verify: Literal["off", "sample", "full"] = "off"
+    """Checksums before and after a move: of no layer, a quarter of the moved ones, or all."""
+
+
+@_section
 class GuardConfig:
     """Steps a policy down that loses against its own prediction (full -> reschedule -> observe)."""
 
@@ -122,6 +132,7 @@ class SlimeConfig:
 
     planner: SlimePlannerConfig = Field(default_factory=SlimePlannerConfig)
     capture: CaptureConfig = Field(default_factory=CaptureConfig)
+    commit: CommitConfig = Field(default_factory=CommitConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 

@@ -25,14 +25,16 @@ class ExecutedDemand:
     Recomputed forwards and padding are counted too: shares are what it is for.
     """
 
-    def __init__(self, layout: Any):
+    def __init__(self, layout: Any | None):
+        """layout: None for policies that leave the model alone; then nothing may be wanted."""
         self.layout, self.wanted = layout, False
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count inside this block if `wanted`."""
-        for seam in self.layout.seams.values():
-            seam.received_counts = [] if self.wanted else None
+        if self.wanted:
+            for seam in self.layout.seams.values():
+                seam.received_counts = []
         yield
 
     def take(self, layer_numbers: tuple[int, ...]) -> np.ndarray | None:

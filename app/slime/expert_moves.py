@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.slime.config import CommitConfig
 from planner.placement import Placement
 
 
@@ -19,7 +20,16 @@ class ExpertMoves:
     (slime/utils/tensor_backper.py), `updater` its weight updater.
     """
 
-    def __init__(self, args: Any, model: Sequence[Any], optimizer: Any, copies: Any, updater: Any):
+    def __init__(
+        self,
+        args: Any,
+        model: Sequence[Any],
+        optimizer: Any,
+        copies: Any,
+        updater: Any,
+        config: CommitConfig | None = None,
+    ):
+        from train_hooks.commit import CommitOptions, Committer
         from train_hooks.expert_state import ExpertState
         from train_hooks.layout import ExpertLayout
         from train_hooks.slime_buckets import ColocatedBuckets
@@ -30,6 +40,9 @@ class ExpertMoves:
         self.args, self.copies = args, copies
         self.layout = ExpertLayout(model)
         self.state = ExpertState(model, optimizer, self.layout)
+        config = config or CommitConfig()
+        options = CommitOptions(staging_mb=config.staging_mb, verify=config.verify)
+        self.committer = Committer(self.layout, self.state, options)
         self.names = ExpertNames(importlib.import_module(f"{update}.common"))
         named = list(self.names.slot_named(args, model))
         self.slot_names = names_of_experts(named, self.state)
@@ -54,7 +67,6 @@ class ExpertMoves:
         commit seconds, experts moved and bytes sent by this rank. Raises LayoutError on all ranks
         for a stale or different plan.
         """
-        from train_hooks.commit import commit
         from train_hooks.slime_host_copies import move_host_copies
 
         started = time.perf_counter()
@@ -65,9 +77,7 @@ class ExpertMoves:
             num_ep_ranks=placement.num_ep_ranks,
             version=placement.version,
         )
-        report = commit(
-            self.layout,
-            self.state,
+        report = self.committer.commit(
             new,
             base_version=self.layout.version if self.fresh else base_version,
             window_id=placement.version,
