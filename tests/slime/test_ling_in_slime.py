@@ -45,7 +45,7 @@ def test_ling_loads_trains_moves_and_exports(run_slime, inputs, tmp_path):
             torch.testing.assert_close(after[name], tensor.bfloat16().float())
         else:
             assert torch.equal(after[name].float(), tensor.float()), name
-    assert [entry["policy"] for entry in run.routepack] == ["full", "full"]
+    assert [entry["policy"] for entry in run.routepack] == ["reschedule", "full"]
     # Nothing is known about rollout 0; rollout 1 is planned on what the routers did in it.
     assert run.routepack[0]["place/moved_experts"] == 0
     assert run.routepack[1]["place/moved_experts"] > 0
