@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from app.calibrate.fit import StageFit, fit_stage, r_squared
+from app.calibrate.planted import max_relative_error
 from app.calibrate.rows import Cell, equal_token_cells, features, varied_cells
 from app.config import RanksConfig, RunConfig
 from app.figures import write_figures
@@ -99,6 +100,7 @@ def calibrate(
     figures = calibration_figures(calibration, sizes)
     default = replace(config, planner=replace(config.planner, stages=())).cost
     _write_cost(output, calibration, config, device)
+    figures["selfcalibrate.max_rel_error"] = max_relative_error()
     _print(calibration, default, figures, output)
     skipped = {}
     if num_windows is None:
@@ -235,4 +237,6 @@ def _print(
         for name, words in (("held_out", "held out"), ("equal_tokens", "equal tokens, held out"))
     ]
     print_table("Rows the fit has not seen", ("rows", "R2", "median error", "max error"), rows)
+    error = figures["selfcalibrate.max_rel_error"]
+    print(f"self-calibration brings planted coefficients back within {error:.1%} (5% noise)")
     print(f"cost block: {output} (use it with --cost, or put stages under planner.stages)")
