@@ -32,8 +32,8 @@ def replay_sections(content: Mapping[str, Any]) -> list[Section]:
     }
     section = Section("Policies on the recorded windows")
     section.text = (
-        f"{details.get('source')}: {details.get('num_windows')} windows, {details.get('mode')} "
-        "rows. Modelled work, not measured time."
+        f"{details.get('source')}; windows: {details.get('num_windows')}; {details.get('mode')} "
+        "mode. Modelled work, not measured time."
     )
     for name, (axis, _, caption) in _CHARTS.items():
         if by_name[name]:

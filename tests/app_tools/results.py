@@ -96,3 +96,28 @@ def replayed() -> dict[str, Any]:
         "skipped": {},
         "details": {"source": "synthetic:tiny", "num_windows": 20, "mode": "paper"},
     }
+
+
+def calibration() -> dict[str, Any]:
+    """What `routepack calibrate` writes."""
+    rng = np.random.default_rng(1)
+    stages = {name: 0.02 + 0.01 * rng.random(12) for name in ("attention", "dense_ffn", "experts")}
+    measured = {name: (x * (1 + 0.03 * rng.standard_normal(12))) for name, x in stages.items()}
+    names = ("r2_held_out", "r2_equal_tokens", "error_held_out.median", "seconds_per_cost")
+    stage = {"name": "attention", "alpha": 5.0, "beta": 3.0}
+    return {
+        "command": "calibrate",
+        "figures": {f"calibrate.{name}": 0.9 for name in names},
+        "skipped": {"calibrate.tps_over_default.median": "not asked for"},
+        "details": {
+            "device": "cpu",
+            "capacity": 512,
+            "sizes": {"num_fitted": 6, "num_held_out": 3, "num_equal": 3},
+            "measured": sum(measured.values()).tolist(),
+            "predicted": sum(stages.values()).tolist(),
+            "stage_measured": {name: x.tolist() for name, x in measured.items()},
+            "stage_predicted": {name: x.tolist() for name, x in stages.items()},
+            "stages": [stage],
+            "default_stages": [stage],
+        },
+    }

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 from app_tools.browser import draw
-from app_tools.results import comparison, replayed, training
+from app_tools.results import calibration, comparison, replayed, training
 
 from app.cli import main
 from app.report.command import render
 from app.report.svg import Scale, element, padded
 
-KINDS = {"compare": comparison, "train": training, "replay": replayed}
-PLOTS = {"compare": 11, "train": 14, "replay": 4}
+KINDS = {
+    "compare": comparison,
+    "train": training,
+    "replay": replayed,
+    "calibrate": calibration,
+}
+PLOTS = {"compare": 11, "train": 14, "replay": 4, "calibrate": 4}
 
 
 def advised(folder: Path) -> dict:
@@ -27,7 +32,7 @@ def advised(folder: Path) -> dict:
     return json.loads((folder / "a.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["compare", "train", "replay", "advise"])
+@pytest.mark.parametrize("kind", ["compare", "train", "replay", "advise", "calibrate"])
 def test_a_real_browser_draws_every_plot(kind, tmp_path, record_property):
     content = advised(tmp_path) if kind == "advise" else KINDS[kind]()
     source = tmp_path / f"{kind}.json"
