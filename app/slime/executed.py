@@ -72,7 +72,7 @@ def regret(
     options: PlannerOptions,
     top_k: int,
 ) -> dict[str, float]:
-    """Global excess of the used placement on the real trace, and over one planned with it known.
+    """Global excess on the real trace: of the used placement, of identity, and over a known one.
 
     executed: `[layer, expert]` tokens. carried: the placement that `used` was planned from.
     """
@@ -87,7 +87,9 @@ def regret(
     )
     known = place(window, topology, carried, "full", options).placement
     used_excess = excess(rank_load(executed, used))
+    identity = Placement.identity(*executed.shape, used.num_ep_ranks)
     return {
         "capture/executed_excess": used_excess,
+        "capture/executed_excess_identity": excess(rank_load(executed, identity)),
         "capture/regret": used_excess - excess(rank_load(executed, known)),
     }
