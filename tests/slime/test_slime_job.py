@@ -105,7 +105,6 @@ def test_a_save_under_a_moved_layout_resumes_in_plain_slime(run_slime):
     for a, b in zip(*(run.steps for run in resumed)):
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-    assert largest_difference(*resumed) <= 1e-3  # four Adam steps of lr 1e-3 apart in rounding
 
 
 def test_ep_2_by_edp_2_on_four_ranks(run_slime):
