@@ -82,12 +82,20 @@ def _add_train(commands) -> None:
     command.add_argument("--policy", required=True, choices=POLICIES)
     command.add_argument("--windows", type=_positive, metavar="N", help="windows to train")
     command.add_argument("--output", metavar="DIR", help="default runs/train")
+    command.add_argument("--resume", metavar="DIR", help="checkpoint folder to go on from")
 
     def run(arguments):
         from app.train import train
 
         config = _configuration(arguments)
-        train(config, arguments.policy, _output(arguments), arguments.json, arguments.windows)
+        train(
+            config,
+            arguments.policy,
+            _output(arguments),
+            arguments.json,
+            arguments.windows,
+            resume=arguments.resume,
+        )
 
     command.set_defaults(run=run)
 

@@ -154,6 +154,10 @@ class TrainConfig:
     """Gradient norm clip; 0 is off (exact comparisons use 0)."""
     ratio_clip: float = Field(default=0.2, gt=0, lt=1)
     """Clip range of the policy ratio."""
+    save_every: int = Field(default=0, ge=0)
+    """Windows between checkpoints of `routepack train`; 0 saves none."""
+    checkpoint_format: Literal["fully_reshardable", "dp_reshardable"] = "fully_reshardable"
+    """Megatron's optimizer format; the first loads at any EP and EDP size, the second at one."""
 
 
 @_section

@@ -11,6 +11,7 @@ from app.local.ranks import run_ranks
 from app.local.rollout_server import rollout_server
 from app.local.train import summary, train_rank
 from app.local.warmup import ensure_warm
+from app.metrics import STEP_KEY
 from app.progress import print_table
 from rollout_hooks.admission import PlannerCalls
 
@@ -22,6 +23,7 @@ def train(
     json_path: str | None = None,
     num_windows: int | None = None,
     calls: PlannerCalls | None = None,
+    resume: str | None = None,
 ) -> dict[str, float]:
     """Train, print one line per window and a summary, write wandb, JSONL, PNG; return figures."""
     if num_windows is not None:
@@ -30,14 +32,26 @@ def train(
     weights = ensure_warm(config)
     with rollout_server(config, weights) as url:
         history = run_ranks(
-            train_rank, config, policy, str(weights), str(output), calls or PlannerCalls(), url
+            train_rank,
+            config,
+            policy,
+            str(weights),
+            str(output),
+            calls or PlannerCalls(),
+            url,
+            resume,
+        )
+    if not history:
+        raise ValueError(
+            f"nothing to train: {resume} is already at window {config.train.num_windows}; raise "
+            "--windows"
         )
     figures = summary(policy, history)
     write_figures(json_path, "train", figures, details={"policy": policy, "windows": history})
     header = ("window", "reward", "TPS", "window s", "exposed ms", "rows", "J/B", "moved", "loss")
     rows = [
         [
-            str(i),
+            str(m[STEP_KEY]),
             f"{m['reward']:.3f}",
             f"{m['tps']:,.0f}",
             f"{m['window_seconds']:.2f}",
@@ -47,7 +61,7 @@ def train(
             f"{m['place/moved_experts']:.0f}",
             f"{m['loss']:+.4f}",
         ]
-        for i, m in enumerate(history)
+        for m in history
     ]
     print_table(f"{config.name}, policy {policy}", header, rows)
     print(

@@ -9,6 +9,7 @@ from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import TEGroupedMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.nn import Parameter
 
 
@@ -84,6 +85,7 @@ class GroupedLinear(torch.nn.Module):
         super().__init__()
         assert not bias and is_expert and pg_collection.expt_tp.size() == 1
         self.num_gemms = num_gemms
+        self.groups = pg_collection
         for index in range(num_gemms):
             weight = Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             _initialize_affine_weight_gpu(
@@ -98,6 +100,26 @@ class GroupedLinear(torch.nn.Module):
 
     def backward_dw(self):
         pass
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        """One entry a local expert under its global index, as TEGroupedLinear has them."""
+        num_experts = self.groups.ep.size() * self.num_gemms
+        first = self.groups.ep.rank() * self.num_gemms
+        state = {}
+        for index in range(self.num_gemms):
+            offsets = (*sharded_offsets, (len(sharded_offsets), first + index, num_experts))
+            entry = make_sharded_tensors_for_checkpoint(
+                {"weight": getattr(self, f"weight{index}")},
+                "",
+                {"weight": self.partition_dim},
+                offsets,
+                tp_group=self.groups.expt_tp,
+                dp_cp_group=metadata["dp_cp_group"],
+            )["weight"]
+            entry.key = f"{prefix}weight"
+            entry.replica_id = (*entry.replica_id[:2], self.groups.expt_dp.rank())
+            state[f"{prefix}weight{index}"] = entry
+        return state
 
 
 class ColumnGroupedLinear(GroupedLinear):
