@@ -66,6 +66,7 @@ class Committer:
         some = next(iter(state.parameters.values()))[0][0]
         self.staging = Staging(int(self.options.staging_mb * 2**20), some.device)
         self.dtype = some.dtype
+        self._shards: dict[torch.nn.Parameter, tuple[int, dict[str, torch.Tensor]]] = {}
         self._pending: list[tuple[int, list[tuple[int, int]]]] | None = None
         if self.options.split and state.optimizer is not None:
             state.optimizer.optimizer.register_step_pre_hook(self._refuse_early_step)
@@ -138,6 +139,7 @@ class Committer:
         self, pieces: list[tuple[int, list[Piece]]], dtype: torch.dtype, window_id: int
     ) -> int:
         sent = 0
+        self._shards.clear()
         for chunk in chunks_of(pieces, self.staging.half, dtype.itemsize):
             try:
                 sent += exchange(chunk, self._view, self.state.group, self.staging, dtype)
@@ -155,7 +157,10 @@ class Committer:
         start = piece.source_start if is_source else piece.target_start
         offset, flat = 0, param.data.view(-1)
         if piece.key is not None:
-            offset, flat = self.state.optimizer_shard(param, piece.key)
+            if param not in self._shards:
+                self._shards[param] = self.state.optimizer_shards(param)
+            offset, tensors = self._shards[param]
+            flat = tensors[piece.key]
         return flat[start - offset : start - offset + piece.num_elements]
 
     def _checked_layers(self, moves, window_id: int) -> dict[int, int]:

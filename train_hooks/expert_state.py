@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import nn
 
 from train_hooks.layout import ExpertLayout, LayoutError
-from train_hooks.optimizer_state import shard_offset, shard_tensors
+from train_hooks.optimizer_state import MOMENTS, shard_offset, shard_tensors
 
 MATRICES = ("linear_fc1", "linear_fc2")
 
@@ -70,6 +70,7 @@ class ExpertState:
             for param, (start, _, bucket) in buffer.param_index_map.items()
         }
         self.optimizer = _expert_optimizer(self.model_chunks, optimizer)
+        self._all_keys: tuple[str, ...] | None = None
         self.num_edp_ranks = mpu.get_expert_data_parallel_world_size()
         self.ep_rank = mpu.get_expert_model_parallel_rank()
         self.edp_rank = mpu.get_expert_data_parallel_rank()
@@ -105,20 +106,30 @@ class ExpertState:
     def optimizer_keys(self) -> tuple[str, ...]:
         """Names of the optimizer tensors that exist on any rank; collective over `group`.
 
-        A rank without a local shard cannot see them, yet must enumerate the same pieces.
+        A rank without a local shard cannot see them, yet must enumerate the same pieces. They are
+        all there from the first step on, and then not asked for again.
         """
+        if self._all_keys is not None:
+            return self._all_keys
         mine: set[str] = set()
         if self.optimizer is not None:
             for param in self._address:
                 mine |= shard_tensors(self.optimizer, param).keys()
         everyone: list = [None] * self.group.size()
         dist.all_gather_object(everyone, sorted(mine), group=self.group)
-        return tuple(sorted(set().union(*everyone)))
+        keys = tuple(sorted(set().union(*everyone)))
+        if set(MOMENTS) <= set(keys):
+            self._all_keys = keys
+        return keys
 
     def optimizer_shard(self, param: nn.Parameter, key: str) -> tuple[int, torch.Tensor]:
         """Return (offset in `param`, flat tensor to read or write in place) of this rank."""
-        tensors = shard_tensors(self.optimizer, param)
-        return shard_offset(self.optimizer, param), tensors[key]
+        offset, tensors = self.optimizer_shards(param)
+        return offset, tensors[key]
+
+    def optimizer_shards(self, param: nn.Parameter) -> tuple[int, dict[str, torch.Tensor]]:
+        """Return (offset in `param`, every flat tensor of this rank's shard by name)."""
+        return shard_offset(self.optimizer, param), shard_tensors(self.optimizer, param)
 
 
 def _expert_optimizer(model_chunks: Sequence[nn.Module], optimizer) -> DistributedOptimizer | None:

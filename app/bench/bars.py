@@ -56,6 +56,12 @@ BARS = {
         for what in ("time", "memory")
         for size in ("n", "lxep")
     },
+    "capture.count_ids_per_s_core": Bar(">=", 3e8),
+    "capture.decode_count_ids_per_s_core": Bar(">=", 1.2e8),
+    "capture.speedup_vs_bincount": Bar(">=", 3.5),
+    "capture.peak_mb": Bar("<=", 128),
+    "commit.time_over_all_to_all": Bar("<=", 1.5),
+    "commit.peak_over_staging": Bar("<=", 1.1),
     "start.first_plan_s": Bar("<=", 1.5),
     "start.import_s": Bar("<=", 1.2),
 }

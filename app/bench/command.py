@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from app.bench.bars import bar_of, missed, print_figures
 from app.bench.capture import bench_capture
+from app.bench.commit import bench_commit
 from app.bench.placement import bench_placement
 from app.bench.result import BenchResult
 from app.bench.rows import bench_rows
@@ -53,6 +54,8 @@ def run_bench(name: str, quick: bool, output: str | None) -> BenchResult:
         return bench_scale(quick, output)
     if name == "start":
         return bench_start(quick)
+    if name == "commit":
+        return bench_commit(quick)
     if name == "capture":
         return bench_capture(quick)
     raise ValueError(

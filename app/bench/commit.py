@@ -1,0 +1,146 @@
+"""Bench of the commit: against a bare all-to-all of the same bytes between the same ranks."""
+
+from __future__ import annotations
+
+import statistics
+
+from app.bench.result import BenchResult
+from app.config import ModelConfig, RanksConfig, RoutingSkewConfig, RunConfig
+from app.local.ranks import run_ranks
+
+NUM_REPEATS = 10
+SHARES = (0.05, 0.125, 0.25, 0.5)
+SHARE = 0.25
+
+
+def bench_commit(quick: bool) -> BenchResult:
+    """Figures `commit.*`: a quarter of the experts of a 4-layer, 64-expert model, verify off.
+
+    The commit packs, sends, writes and meets at a barrier; the baseline exchanges preallocated
+    contiguous tensors of the same sizes, and nothing else. Medians, alternating.
+    """
+    config = RunConfig(
+        name="bench_commit",
+        ranks=RanksConfig(world=2, ep=2),
+        model=ModelConfig(
+            num_layers=5,
+            num_dense_layers=1,
+            hidden_size=128,
+            moe_ffn_hidden_size=192,
+            num_experts=64,
+        ),
+        routing_skew=RoutingSkewConfig(),
+    )
+    repeats = 3 if quick else NUM_REPEATS
+    measured = run_ranks(_bench_rank, config, repeats)
+    at = measured["by_share"]
+    moved = [m["moved_mb"] for m in at.values()]
+    seconds = [m["commit"] for m in at.values()]
+    figures = {
+        "commit.time_over_all_to_all": at[SHARE]["ratio"],
+        "commit.seconds": at[SHARE]["commit"],
+        "commit.moved_mb": at[SHARE]["moved_mb"],
+        "commit.expert_state_mb": measured["state_mb"],
+        "commit.peak_over_staging": measured["peak_over_staging"],
+        "commit.seconds_per_mb_largest_over_smallest": (seconds[-1] / moved[-1])
+        / (seconds[0] / moved[0]),
+    }
+    return BenchResult(figures=figures, details={"by_share": {str(k): v for k, v in at.items()}})
+
+
+def _bench_rank(config: RunConfig, repeats: int) -> dict:
+    import app.local.cpu_megatron  # noqa: F401  before megatron
+    from app.local.grpo import training_trajectory  # noqa: F401
+    from app.local.trainer import LocalTrainer
+
+    trainer = LocalTrainer(config)
+    _fill_moments(trainer)
+    state_mb = _expert_state_mb(trainer)
+    by_share = {share: _measure(trainer, share, repeats) for share in SHARES}
+    staging = trainer.committer.staging
+    return {
+        "by_share": by_share,
+        "state_mb": state_mb,
+        "peak_over_staging": staging.num_bytes / (trainer.committer.options.staging_mb * 2**20),
+    }
+
+
+def _measure(trainer, share: float, repeats: int) -> dict[str, float]:
+    """Alternate commits there and back with bare exchanges of the same bytes."""
+    import time
+    from dataclasses import replace
+
+    import torch
+    import torch.distributed as dist
+
+    state, committer = trainer.state, trainer.committer
+    home = trainer.layout.placement()
+    away = _swapped(home, share)
+    num_bytes = 0
+    commits, exchanges = [], []
+    for repeat in range(2 * repeats + 2):
+        target = replace(away if repeat % 2 == 0 else home, version=trainer.layout.version + 1)
+        dist.barrier()
+        start = time.perf_counter()
+        report = committer.commit(
+            target, base_version=trainer.layout.version, window_id=repeat, digest="bench"
+        )
+        dist.barrier()
+        commits.append(time.perf_counter() - start)
+        if not num_bytes:
+            num_bytes = report.bytes_sent
+            send = torch.zeros(num_bytes // 4)
+            received = torch.zeros(num_bytes // 4)
+            rank = state.group.rank()
+            sizes = [0, 0]
+            sizes[1 - rank] = num_bytes // 4
+        dist.barrier()
+        start = time.perf_counter()
+        dist.all_to_all_single(received, send, sizes, sizes, group=state.group)
+        dist.barrier()
+        exchanges.append(time.perf_counter() - start)
+    commit, exchange = statistics.median(commits[2:]), statistics.median(exchanges[2:])
+    total = torch.tensor(num_bytes, dtype=torch.float64)
+    dist.all_reduce(total)
+    return {
+        "commit": commit,
+        "all_to_all": exchange,
+        "ratio": commit / exchange,
+        "moved_mb": total.item() / 2**20,
+    }
+
+
+def _swapped(placement, share: float):
+    """Swap the first `share` of rank 0's experts of every layer with those of rank 1."""
+    from dataclasses import replace
+
+    expert_of_slot = placement.expert_of_slot.copy()
+    half = placement.num_experts // 2
+    num = round(share * half)
+    expert_of_slot[:, :num] = placement.expert_of_slot[:, half : half + num]
+    expert_of_slot[:, half : half + num] = placement.expert_of_slot[:, :num]
+    return replace(placement, expert_of_slot=expert_of_slot)
+
+
+def _fill_moments(trainer) -> None:
+    """Give every parameter Adam moments without running a step."""
+    import torch
+
+    for part in trainer.optimizer.chained_optimizers:
+        for group in part.optimizer.param_groups:
+            for param in group["params"]:
+                state = part.optimizer.state[param]
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.rand_like(param)
+                state["exp_avg_sq"] = torch.rand_like(param)
+
+
+def _expert_state_mb(trainer) -> float:
+    import torch
+    import torch.distributed as dist
+
+    matrices = [p for e in trainer.state.parameters.values() for ps in e for p in ps]
+    tensors = 1 + len(trainer.state.optimizer_keys())
+    total = torch.tensor(sum(4.0 * p.numel() for p in matrices) * tensors)
+    dist.all_reduce(total)
+    return total.item() / 2**20
