@@ -64,6 +64,12 @@ def train(
         for m in history
     ]
     print_table(f"{config.name}, policy {policy}", header, rows)
+    if "train.equal_rows" in figures:
+        print(
+            f"same weights, two engines: log-probs differ by "
+            f"{figures['train.max_log_prob_difference']:.1e}, equal routing on "
+            f"{figures['train.equal_rows']:.3%} of rows"
+        )
     print(
         f"TPS {figures['train.tps']:,.0f} (token-weighted), reward "
         f"{figures['train.reward_first']:.3f} -> {figures['train.reward_last']:.3f}, fallbacks "
