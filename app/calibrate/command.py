@@ -179,6 +179,8 @@ def calibration_figures(calibration: Calibration, sizes: Sizes) -> dict[str, flo
         figures[f"calibrate.{stage.name}.alpha"] = stage.alpha
         figures[f"calibrate.{stage.name}.beta"] = stage.beta
     figures["calibrate.seconds_per_cost"] = calibration.expert_seconds
+    constants = sum(fit.constant for fit in calibration.fits.values())
+    figures["calibrate.seconds_per_row"] = constants
     return figures
 
 
@@ -237,6 +239,7 @@ def _print(
         for name, words in (("held_out", "held out"), ("equal_tokens", "equal tokens, held out"))
     ]
     print_table("Rows the fit has not seen", ("rows", "R2", "median error", "max error"), rows)
+    print(f"a row costs {1e3 * figures['calibrate.seconds_per_row']:.1f} ms whatever it holds")
     error = figures["selfcalibrate.max_rel_error"]
     print(f"self-calibration brings planted coefficients back within {error:.1%} (5% noise)")
     print(f"cost block: {output} (use it with --cost, or put stages under planner.stages)")

@@ -1,4 +1,9 @@
-"""Non-negative least squares of Equation 2, and how well its predictions hold elsewhere."""
+"""Non-negative least squares of Equation 2, and how well its predictions hold elsewhere.
+
+A constant is fitted beside alpha and beta: what a row costs whatever it holds (launches, optimizer
+bookkeeping). It is the same for all layouts of R rows, so the planner's cost has no place for it;
+left out of the fit it would bend alpha.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,11 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageFit:
-    """One stage's fitted seconds: linear * sum t/C + pairs * sum (t/C)^2."""
+    """One stage's fitted seconds: constant + linear * sum t/C + pairs * sum (t/C)^2."""
 
     name: str
+    constant: float
+    """Seconds of a row whatever it holds."""
     linear: float
     """Seconds of a full cell's token-linear work."""
     pairs: float
@@ -24,7 +31,7 @@ class StageFit:
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """[cell] seconds for features [cell, 2] of (sum t/C, sum (t/C)^2)."""
-        return features @ np.array([self.linear, self.pairs])
+        return self.constant + features @ np.array([self.linear, self.pairs])
 
 
 def fit_stage(
@@ -36,7 +43,7 @@ def fit_stage(
     Raises ValueError for fewer cells than coefficients or a time that is not positive.
     """
     features, seconds = np.asarray(features, np.float64), np.asarray(seconds, np.float64)
-    num_used = 2 if has_pairs else 1
+    num_used = 3 if has_pairs else 2
     if len(seconds) < num_used or len(seconds) != len(features):
         raise ValueError(
             f"stage {name}: {len(seconds)} times for {len(features)} cells, expected one for each "
@@ -44,16 +51,19 @@ def fit_stage(
         )
     if not (np.isfinite(seconds) & (seconds > 0)).all():
         raise ValueError(f"stage {name}: every measured time must be positive, got {seconds.min()}")
-    scaled = features[:, :num_used] / seconds[:, None]
-    coefficients = np.zeros(2)
+    columns = np.column_stack([np.ones(len(seconds)), features])
+    coefficients = np.zeros(3)
+    scaled = columns[:, :num_used] / seconds[:, None]
     coefficients[:num_used] = nnls(scaled, np.ones(len(seconds)))[0]
-    residual = seconds - features @ coefficients
+    predicted = columns @ coefficients
+    constant, linear, pairs = map(float, coefficients)
     return StageFit(
         name=name,
-        linear=float(coefficients[0]),
-        pairs=float(coefficients[1]),
-        r2=r_squared(seconds, features @ coefficients),
-        residual=residual,
+        constant=constant,
+        linear=linear,
+        pairs=pairs,
+        r2=r_squared(seconds, predicted),
+        residual=seconds - predicted,
     )
 
 

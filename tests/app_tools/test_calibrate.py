@@ -33,7 +33,8 @@ def test_planted_coefficients_of_a_stage_come_back():
     rng = np.random.default_rng(1)
     found = features(varied_cells(512, 28, rng), 512)
     noise = 1 + 0.02 * rng.standard_normal(len(found))
-    fit = fit_stage("attention", found, (found @ [3e-3, 2e-3]) * noise)
+    fit = fit_stage("attention", found, (5e-4 + found @ [3e-3, 2e-3]) * noise)
+    assert fit.constant == pytest.approx(5e-4, abs=1e-4)
     assert fit.linear == pytest.approx(3e-3, rel=0.05)
     assert fit.pairs == pytest.approx(2e-3, rel=0.1)
     assert fit.r2 > 0.9
@@ -42,7 +43,7 @@ def test_planted_coefficients_of_a_stage_come_back():
 def test_a_coefficient_never_turns_negative():
     found = features(varied_cells(512, 20, np.random.default_rng(2)), 512)
     fit = fit_stage("attention", found, found @ [3e-3, -5e-4] + 1e-4)
-    assert fit.linear > 0 and fit.pairs == 0
+    assert fit.linear > 0 and fit.pairs == 0 and fit.constant >= 0
 
 
 def test_impossible_times_are_refused():

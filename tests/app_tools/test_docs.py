@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from paths import ROOT
 
 from app.metrics import METRICS
 from app.metrics_reference import reference
