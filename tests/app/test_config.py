@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from conftest import ROOT
+from paths import ROOT
 
 from app.config import ConfigError, RunConfig, load_config
 from app.config_reference import reference

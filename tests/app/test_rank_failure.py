@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 import yaml
-from conftest import ROOT
+from paths import ROOT
 
 pytestmark = pytest.mark.ranks
 
