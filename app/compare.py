@@ -46,12 +46,17 @@ def compare(
     figures, skipped = comparison_figures(result, policies)
     _write_wandb(config, result, policies, output)
     picture = output / "rank-load.png"
-    plot_rank_load(result.before, result.after, result.layer_numbers, picture)
+    load = result.rank_load
+    plot_rank_load(
+        np.array(load["before"]), np.array(load["after"]), load["layer_numbers"], picture
+    )
     details = {
         "config": asdict(config),
         "num_windows": config.compare.num_windows,
         "measurements": [asdict(m) for m in result.measurements],
         "other_load_cores": result.other_load,
+        "rank_load": result.rank_load,
+        "rows": result.rows,
     }
     write_figures(json_path, "compare", figures, skipped, details)
     _print(config, result, policies, figures, skipped, picture)

@@ -12,3 +12,4 @@ source launch/venv.sh
 output="${OUTPUT:-runs/local}"
 routepack compare --config "${CONFIG:-configs/local_tiny.yaml}" --output "$output" \
   --json "$output/compare.json" "$@"
+routepack report "$output/compare.json" --output "$output/report.html"

@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from app.config import RunConfig, StageConfig
-from app.local.compare import CONTROL
-from app.local.compare import _measure as measure_policy
+from app.local.compare import CONTROL, measure_policy
 from app.local.ranks import run_ranks
 from app.local.rollout import sample_window
 from app.local.session import open_session
@@ -68,9 +67,10 @@ def _paired_rank(
         shares = demand_shares(rollout.window.demand)
         names, turn = list(sessions), window_id % len(sessions)
         for name in names[turn:] + names[:turn]:
-            measured, carried[name], stepped = measure_policy(
+            measured, plan, stepped = measure_policy(
                 sessions[name], snapshot, rollout, name, "full", carried[name]
             )
+            carried[name] = plan.placement
             tps[name].append(measured.median_tps)
             if name == CONTROL:
                 advanced = stepped

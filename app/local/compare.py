@@ -13,6 +13,7 @@ import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 import statistics
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,7 +29,9 @@ from app.local.session import Session, open_session
 from app.local.snapshot import Snapshot, restore, take_snapshot
 from app.local.trainer import grpo_step_inputs
 from app.progress import track
+from app.report.plan_details import rank_load_detail, rows_detail
 from planner.placement import Placement, rank_load
+from planner.plan import Plan
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
 from train_hooks.micro_batch import MicroBatch
@@ -40,6 +43,8 @@ CONTROL, IDEAL = "base (control)", "ideal"
 class Measurement:
     """One policy on one window. tps: positions per second of each timed repeat.
 
+    J1_over_B: the plan's joint cost over the lower bound; None for the ideal.
+    times: seconds of place, aux, plan, state, batch_await (docs/metrics.md).
     rank_max_over_mean: mean over layers of the busiest EP rank's load over the mean rank's.
     loss, loss_magnitude: of the first step from the snapshot.
     """
@@ -54,6 +59,8 @@ class Measurement:
     moved_mb: float
     rows: int
     joint_cost: float
+    J1_over_B: float | None
+    times: dict[str, float]
     rank_max_over_mean: float
     loss: float
     loss_magnitude: float
@@ -69,7 +76,7 @@ class Comparison:
     """Everything that was measured, with what else used the machine meanwhile.
 
     skew: mean rank max/mean of the first window's tokens without and with the configured skew.
-    before, after: `[layer, EP rank]` loads of the last window under identity and under full.
+    rank_load: of the last window under identity and under full. rows: of off and full there.
     """
 
     measurements: list[Measurement]
@@ -77,9 +84,8 @@ class Comparison:
     equal_rows: float
     other_load: float
     skew: tuple[float, float]
-    before: np.ndarray
-    after: np.ndarray
-    layer_numbers: tuple[int, ...]
+    rank_load: dict[str, Any]
+    rows: dict[str, Any]
 
 
 def compare_rank(
@@ -93,6 +99,7 @@ def compare_rank(
     carried = {name: trainer.layout.placement() for name in named}
     snapshot = take_snapshot(trainer)
     measurements: list[Measurement] = []
+    plans: dict[str, Plan] = {}
     shares, check, skew = None, None, None
     load_before, started = _cpu_seconds(), time.perf_counter()
     for window_id in track(range(config.compare.num_windows), "compare", is_writer):
@@ -108,11 +115,11 @@ def compare_rank(
             if name == IDEAL:
                 measurements.append(_measure_ideal(session, snapshot, rollout))
                 continue
-            measurement, placement, stepped = _measure(
+            measurement, plan, stepped = measure_policy(
                 session, snapshot, rollout, name, named[name], carried[name]
             )
             measurements.append(measurement)
-            carried[name] = placement
+            carried[name], plans[name] = plan.placement, plan
             if name == CONTROL:
                 next_snapshot = stepped
         snapshot = next_snapshot
@@ -127,28 +134,32 @@ def compare_rank(
         equal_rows=check.equal_rows,
         other_load=_other_load(load_before, elapsed),
         skew=skew,
-        before=rank_load(rollout.window.expert_load, identity),
-        after=rank_load(rollout.window.expert_load, last),
-        layer_numbers=rollout.window.layer_numbers,
+        rank_load=rank_load_detail(rollout.window, identity, last),
+        rows={
+            name: rows_detail(plans[name], rollout.window, config.topology, config.cost)
+            for name in ("off", "full")
+            if name in plans
+        },
     )
 
 
-def _measure(
+def measure_policy(
     session: Session,
     snapshot: Snapshot,
     rollout: SealedRollout,
     name: str,
     policy: str,
     carried: Placement,
-) -> tuple[Measurement, Placement, Snapshot | None]:
-    """Run one policy on one window; return its figures, its placement, and the control's state."""
+) -> tuple[Measurement, Plan, Snapshot | None]:
+    """Run one policy on one window; return its figures, its plan, and the control's state."""
     trainer, config = session.trainer, session.config
     restore(trainer, snapshot)
     _commit_untimed(session, carried, rollout.window.window_id)
     dist.barrier()
     started = time.perf_counter()
-    admitted = admit(config, trainer, rollout.window, policy, PlannerCalls())
     advantage = advantages(rollout.rewards, rollout.window.group)
+    time_aux = time.perf_counter() - started
+    admitted = admit(config, trainer, rollout.window, policy, PlannerCalls())
     micro_batches, loss = grpo_step_inputs(
         rollout.trajectories, advantage, admitted.plan, config.train.ratio_clip
     )
@@ -173,11 +184,20 @@ def _measure(
         moved_mb=admitted.moved_mb,
         rows=admitted.plan.rows.num_rows,
         joint_cost=admitted.plan.report["joint_cost"],
+        J1_over_B=admitted.plan.report["J1_over_B"],
+        times={
+            "place": admitted.time_place,
+            "aux": time_aux,
+            "plan": admitted.time_plan,
+            "state": admitted.time_state,
+            "batch_await": admitted.time_batch_await,
+        },
         rank_max_over_mean=_max_over_mean(rollout, admitted),
         loss=first.loss,
         loss_magnitude=first.loss_magnitude,
     )
-    return measurement, trainer.layout.placement(), stepped
+    placement = trainer.layout.placement()
+    return measurement, replace(admitted.plan, placement=placement), stepped
 
 
 def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
@@ -205,6 +225,8 @@ def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout)
         moved_mb=0.0,
         rows=admitted.plan.rows.num_rows,
         joint_cost=0.0,
+        J1_over_B=None,
+        times={},
         rank_max_over_mean=1.0,
         loss=first.loss,
         loss_magnitude=first.loss_magnitude,
