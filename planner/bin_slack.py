@@ -18,39 +18,59 @@ from planner.packing import longest_first
 ROUNDS = ((2, 2_000, 0, 1), (3, 20_000, 0, 1), (3, 20_000, 8, 4))
 
 
-@numba.njit(cache=True, nogil=True)
-def fill_cell(length, following, first, room, most_added, max_steps, picked, stack):
-    """Depth-first search over the linked list of remaining items (falling length).
+@numba.njit(cache=True, nogil=True, inline="always")
+def next_fitting(length, remaining, start, most):
+    """First remaining item from `start` on with at most `most` tokens, or the number of items.
 
-    Fills picked with the items of the fullest subset found; returns their number.
+    remaining [item + 1] points from a taken item towards the next one that remains.
     """
+    low, high = start, length.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if length[middle] > most:
+            low = middle + 1
+        else:
+            high = middle
+    while remaining[low] != low:
+        remaining[low] = remaining[remaining[low]]
+        low = remaining[low]
+    return low
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_cell(length, remaining, first, room, most_added, max_steps, picked, stack):
+    """Depth-first search over the remaining items (falling length) from `first` on.
+
+    Branches that cannot beat the fullest subset are cut: those too small even with `most_added`
+    items of the next length, and those that open with a length already tried. Fills picked with the
+    items of the fullest subset found; returns their number.
+    """
+    num = length.shape[0]
     depth = 0
     tokens = 0
     best = 0
     num_picked = 0
-    item = first
+    item = next_fitting(length, remaining, first, room)
     for _ in range(max_steps):
-        while item >= 0 and tokens + length[item] > room:
-            item = following[item]
-        if item < 0 or depth == most_added:
-            if depth == 0:
-                break
-            depth -= 1
-            item = stack[depth]
-            tokens -= length[item]
-            item = following[item]
+        if item < num and tokens + (most_added - depth) * length[item] > best:
+            stack[depth] = item
+            depth += 1
+            tokens += length[item]
+            if tokens > best:
+                best = tokens
+                num_picked = depth
+                for k in range(depth):
+                    picked[k] = stack[k]
+                if best == room:
+                    break
+            item = next_fitting(length, remaining, item + 1, room - tokens)
             continue
-        stack[depth] = item
-        depth += 1
-        tokens += length[item]
-        if tokens > best:
-            best = tokens
-            num_picked = depth
-            for k in range(depth):
-                picked[k] = stack[k]
-            if best == room:
-                break
-        item = following[item]
+        if depth == 0:
+            break
+        depth -= 1
+        item = stack[depth]
+        tokens -= length[item]
+        item = next_fitting(length, remaining, item + 1, length[item] - 1)
     return num_picked
 
 
@@ -59,31 +79,24 @@ def pack_by_slack(length, capacity, most_added, max_steps, room_lost, cell):
     """Packs length [item], falling, into cells; room_lost [item]: tokens that the cell opened by an
     item forgoes. Fills cell [item]; returns the number of cells."""
     num = length.shape[0]
-    following = np.arange(1, num + 1)
-    following[num - 1] = -1
-    preceding = np.arange(-1, num - 1)
+    remaining = np.arange(num + 1)
     picked = np.empty(most_added, np.int64)
     stack = np.empty(most_added, np.int64)
-    head = 0
+    cell[:] = -1
     num_cells = 0
-    while head >= 0:
+    for head in range(num):
+        if cell[head] >= 0:
+            continue
         cell[head] = num_cells
+        remaining[head] = head + 1
         room = capacity - length[head] - room_lost[head]
-        head = following[head]
-        if head >= 0:
-            preceding[head] = -1
-        taken = 0
-        if head >= 0 and room > 0:
-            taken = fill_cell(length, following, head, room, most_added, max_steps, picked, stack)
-        for k in range(taken):
-            item = picked[k]
-            cell[item] = num_cells
-            if preceding[item] >= 0:
-                following[preceding[item]] = following[item]
-            else:
-                head = following[item]
-            if following[item] >= 0:
-                preceding[following[item]] = preceding[item]
+        if room > 0:
+            taken = fill_cell(
+                length, remaining, head + 1, room, most_added, max_steps, picked, stack
+            )
+            for k in range(taken):
+                cell[picked[k]] = num_cells
+                remaining[picked[k]] = picked[k] + 1
         num_cells += 1
     return num_cells
 

@@ -34,7 +34,10 @@ class Placement:
                 f"Placement: {num_experts} experts cannot be split evenly over num_ep_ranks="
                 f"{self.num_ep_ranks}; choose an EP size that divides the number of experts"
             )
-        wrong = (np.sort(experts, axis=1) != np.arange(num_experts)).any(axis=1)
+        inside = (experts >= 0) & (experts < num_experts)
+        seen = np.zeros(experts.shape, np.bool_)
+        np.put_along_axis(seen, np.where(inside, experts, 0).astype(np.int64), True, axis=1)
+        wrong = ~(inside & seen).all(axis=1)
         if wrong.any():
             layer = int(np.flatnonzero(wrong)[0])
             raise ValueError(
@@ -93,22 +96,23 @@ class Placement:
         raised by one if anything moved. Raises ValueError if a rank would get too many experts.
         """
         slot_of_expert = self.slot_of_expert
-        before = slot_of_expert // self.experts_per_rank
+        before = slot_of_expert // np.int32(self.experts_per_rank)
         if owner.shape != before.shape:
             raise ValueError(f"owner: got shape {owner.shape}, expected {before.shape}")
-        if (owner == before).all():
+        layer, moving = np.nonzero(owner != before)
+        if not len(layer):
             return self
+        by_owner = np.lexsort((owner[layer, moving], layer))
+        by_slot = np.lexsort((slot_of_expert[layer, moving], layer))
+        incoming, vacated = moving[by_owner], slot_of_expert[layer, moving[by_slot]]
+        wrong = owner[layer, incoming] != vacated // self.experts_per_rank
+        if wrong.any():
+            raise ValueError(
+                f"owner: layer {layer[np.argmax(wrong)]} does not give every EP rank "
+                f"{self.experts_per_rank} experts"
+            )
         experts = self.expert_of_slot.copy()
-        for layer in np.flatnonzero((owner != before).any(axis=1)):
-            moving = np.flatnonzero(owner[layer] != before[layer])
-            vacated = np.sort(slot_of_expert[layer, moving])
-            incoming = moving[np.argsort(owner[layer, moving], kind="stable")]
-            if (owner[layer, incoming] != vacated // self.experts_per_rank).any():
-                raise ValueError(
-                    f"owner: layer {layer} does not give every EP rank "
-                    f"{self.experts_per_rank} experts"
-                )
-            experts[layer, vacated] = incoming
+        experts[layer, vacated] = incoming
         return Placement(
             expert_of_slot=experts, num_ep_ranks=self.num_ep_ranks, version=self.version + 1
         )

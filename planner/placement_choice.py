@@ -117,6 +117,36 @@ def figures_of(
     )
 
 
+def figures_of_layers(
+    load: np.ndarray, before: np.ndarray, owner: np.ndarray, num_ranks: int, ranks_per_node: int
+) -> Figures:
+    """`figures_of` of every layer of load, before, owner [layer, expert]: arrays [layer]."""
+    num_layers, num_experts = load.shape
+    total_before = owner_load(load, before, num_ranks)
+    total = owner_load(load, owner, num_ranks)
+    remote = num_cross_node = np.zeros(num_layers, np.int64)
+    if ranks_per_node < num_ranks:
+        home = np.arange(num_experts) // (num_experts // num_ranks) // ranks_per_node
+        node, node_before = owner // ranks_per_node, before // ranks_per_node
+        remote = (load * ((node != home).astype(np.int64) - (node_before != home))).sum(axis=1)
+        num_cross_node = (node != node_before).sum(axis=1)
+    return Figures(
+        num_moved=(owner != before).sum(axis=1),
+        num_cross_node=num_cross_node,
+        remote_tokens=remote,
+        squares=(total_before**2).sum(axis=1) - (total**2).sum(axis=1),
+        saved_tokens=total_before.max(axis=1) - total.max(axis=1),
+    )
+
+
+def owner_load(load: np.ndarray, owner: np.ndarray, num_ranks: int) -> np.ndarray:
+    """[layer, EP rank] routed tokens of load [layer, expert] under owner [layer, expert]."""
+    num_layers = len(load)
+    flat = (owner + num_ranks * np.arange(num_layers)[:, None]).ravel()
+    total = np.bincount(flat, load.ravel(), num_layers * num_ranks)
+    return total.astype(np.int64).reshape(num_layers, num_ranks)
+
+
 def choose(
     num_moved: list[np.ndarray], value: list[np.ndarray], max_moves: int | None
 ) -> list[int]:
@@ -171,9 +201,10 @@ def cv_lower_bound(load: np.ndarray, num_ranks: int) -> np.ndarray:
     The rank of the hottest expert holds at least it and the E/P - 1 smallest others; what exceeds
     the mean cannot be balanced away. Certifies a target that cannot be met.
     """
-    load = np.sort(np.asarray(load, np.int64), axis=1)
+    load = np.asarray(load, np.int64)
     per_rank = load.shape[1] // num_ranks
-    least = load[:, -1] + load[:, : per_rank - 1].sum(axis=1)
+    smallest = np.partition(load, per_rank - 1, axis=1)[:, : per_rank - 1]
+    least = load.max(axis=1) + smallest.sum(axis=1)
     mean = load.sum(axis=1) / num_ranks
     above = np.maximum(0.0, least - mean)
     if num_ranks == 1:

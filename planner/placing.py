@@ -10,7 +10,7 @@ import numpy as np
 from planner.few_moves import cyclic_repair_layers, random_orders
 from planner.greedy_placement import TARGET_MET, Repair, greedy_repair
 from planner.options import MOVES_EXPERTS, PlannerOptions, check_policy, check_sizes
-from planner.placement import Placement, coefficient_of_variation, rank_load
+from planner.placement import Placement, coefficient_of_variation
 from planner.placement_choice import (
     FIGURES,
     Figures,
@@ -19,6 +19,8 @@ from planner.placement_choice import (
     cv_lower_bound,
     figures_along,
     figures_of,
+    figures_of_layers,
+    owner_load,
 )
 from planner.topology import Topology
 from planner.window import Window
@@ -36,7 +38,8 @@ class PlacementResult:
     cv_before: float
     """The same under the carried placement."""
     stop_reason: str
-    """`not_placed`, `cv_target`, `no_improving_swap`, `net_benefit` or `max_moves`."""
+    """`not_placed`, `cv_target`, `no_improving_swap`, `net_benefit`, `max_moves`, or
+    `carried_is_faster` (`make_plan` of full)."""
     seconds: float
     cv_bound: float = 0.0
     """Largest CV that no placement can beat, over the layers: above the target, a certificate."""
@@ -62,16 +65,19 @@ def place(
     check_sizes(window, topology, carried)
     load = window.expert_load
     before = carried.owner.astype(np.int64)
-    placement, reason = carried, "not_placed"
+    owner, placement, reason = before, carried, "not_placed"
     if policy in MOVES_EXPERTS:
         if _takes_all_swaps(topology, options):
             owner, reason = _repair_to_target(load, before, topology, options, window.window_id)
         else:
             owner, reason = _repair_what_pays(load, before, topology, options, window.window_id)
         placement = carried.with_owner(owner)
-    cv_before = coefficient_of_variation(rank_load(load, carried))
-    cv_after = coefficient_of_variation(rank_load(load, placement))
-    changes = _changes(load, before, placement, topology)
+    num_ranks = topology.num_ep_ranks
+    cv_before, cv_after = (
+        coefficient_of_variation(owner_load(load, of, num_ranks)) for of in (before, owner)
+    )
+    node = topology.ranks_per_node or num_ranks
+    changes = figures_of_layers(load, before, owner, num_ranks, node)
     pricing = _pricing(topology, options)
     return PlacementResult(
         placement=placement,
@@ -81,10 +87,10 @@ def place(
         stop_reason=reason,
         seconds=time.perf_counter() - start,
         cv_bound=float(cv_lower_bound(load, topology.num_ep_ranks).max(initial=0.0)),
-        num_cross_node=sum(change.num_cross_node for change in changes),
-        added_remote_tokens=sum(change.remote_tokens for change in changes),
-        predicted_saving=sum(pricing.saving(change) for change in changes),
-        predicted_cost=sum(pricing.price(change) for change in changes),
+        num_cross_node=int(changes.num_cross_node.sum()),
+        added_remote_tokens=int(changes.remote_tokens.sum()),
+        predicted_saving=float(np.sum(pricing.saving(changes))),
+        predicted_cost=float(np.sum(pricing.price(changes))),
     )
 
 
@@ -211,22 +217,12 @@ def _apply(
     swaps = inside.path[layer, : min(option + 1, num_inside)]
     if across is not None and option >= num_inside:
         swaps = np.concatenate([swaps, across.path[layer, : option + 1 - num_inside]])
-    for a, b in swaps:
-        owner[a], owner[b] = owner[b], owner[a]
+    swapped = owner.tolist()
+    for a, b in swaps.tolist():
+        swapped[a], swapped[b] = swapped[b], swapped[a]
+    owner[:] = swapped
 
 
 def _pricing(topology: Topology, options: PlannerOptions) -> Pricing:
     per_token = 1.0 / (topology.capacity * topology.ep_groups_per_shard * topology.num_shards)
     return Pricing(move=options.move, cost_per_token=per_token)
-
-
-def _changes(
-    load: np.ndarray, before: np.ndarray, placement: Placement, topology: Topology
-) -> list[Figures]:
-    """What changes in each layer whose owners change."""
-    owner = placement.owner
-    node = topology.ranks_per_node or topology.num_ep_ranks
-    return [
-        figures_of(load[layer], before[layer], owner[layer], topology.num_ep_ranks, node)
-        for layer in np.flatnonzero((owner != before).any(axis=1))
-    ]

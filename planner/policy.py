@@ -6,6 +6,8 @@ placement, reschedule only the rows, full both (Section 4.2).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from planner.cost import CostModel
@@ -43,11 +45,56 @@ def make_plan(
 ) -> Plan:
     """Places, schedules and reports one window; the plan passes `Plan.validate`.
 
-    copies are those of `schedule`; they must belong to the placement that `place` returns.
+    copies are those of `schedule`; they must belong to the placement that `place` returns. In
+    makespan mode full also searches rows under the carried placement, and moves nothing where they
+    are predicted as fast: with a budget in proposals it is never slower than reschedule or reroute.
     """
     placed = place(window, topology, carried, policy, options)
-    scheduled = schedule(window, topology, cost, placed.placement, policy, options, copies)
+    compares = options.rows == "makespan" and not (
+        options.max_rank_tokens or options.copy_weight or copies is not None
+    )
+    if policy == "full" and compares and placed.num_moved:
+        placed, scheduled = _moved_or_not(window, topology, cost, carried, options, placed)
+    else:
+        scheduled = schedule(window, topology, cost, placed.placement, policy, options, copies)
     return assemble_plan(window, topology, cost, carried, policy, options, placed, scheduled)
+
+
+def _moved_or_not(
+    window: Window,
+    topology: Topology,
+    cost: CostModel,
+    carried: Placement,
+    options: PlannerOptions,
+    placed: PlacementResult,
+) -> tuple[PlacementResult, RowsResult]:
+    """The faster of reschedule, and of the new placement with rows sought from reschedule's.
+
+    A budget in seconds is shared by the two searches; one in proposals is that of each, so that the
+    first is exactly what reschedule finds.
+    """
+    if options.budget_seconds is not None:
+        options = replace(options, budget_seconds=options.budget_seconds / 2)
+    stay = schedule(window, topology, cost, carried, "reschedule", options)
+    move = schedule(
+        window,
+        topology,
+        cost,
+        placed.placement,
+        "full",
+        options,
+        counted=stay.counted,
+        known=(stay.rows,),
+    )
+    seconds = stay.seconds + move.seconds
+    proposals = stay.report["proposals"] + move.report["proposals"]
+    search_seconds = stay.report["search_seconds"] + move.report["search_seconds"]
+    if stay.report["makespan"] <= move.report["makespan"]:
+        unmoved = place(window, topology, carried, "reschedule", options)
+        placed = replace(unmoved, stop_reason="carried_is_faster", seconds=placed.seconds)
+        move = stay
+    report = move.report | {"proposals": proposals, "search_seconds": search_seconds}
+    return placed, replace(move, report=report, seconds=seconds)
 
 
 def assemble_plan(
@@ -70,7 +117,7 @@ def assemble_plan(
     report["predicted_saving"] = placed.predicted_saving
     report["predicted_move_cost"] = placed.predicted_cost
     report["capture_coverage"] = float(1.0 - window.estimated.mean())
-    report["base_joint_cost"] = base_joint_cost(window, topology, cost, options)
+    report["base_joint_cost"] = base_joint_cost(window, topology, cost, options, scheduled.counted)
     report["place_seconds"] = placed.seconds
     report["schedule_seconds"] = scheduled.seconds
     plan = Plan(

@@ -26,7 +26,7 @@ from planner.row_count import (
     raised_to_pipeline_floor,
     too_few,
 )
-from planner.row_order import best_row_order, reordered
+from planner.row_order import best_row_order, reordered, valley
 from planner.rows import Rows
 from planner.score import rank_demand, row_costs, score_rank_demand
 from planner.slime_rows import slime_rows
@@ -35,6 +35,10 @@ from planner.window import Window
 
 TRIED_COUNTS, TRIAL_SHARE = 3, 0.1
 """Row counts that get a trial search in makespan mode, and each trial's share of the budget."""
+FINAL_COUNTS = 2
+"""Row counts, the best of the trials, that share the rest of the budget."""
+ORDERED_LAYOUTS = 3
+"""Layouts, the fastest in valley order, whose row order is searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +48,8 @@ class RowsResult:
     rows: Rows
     report: dict[str, float]
     seconds: float
+    counted: tuple[int, RowCount] | None = None
+    """Of `count_kept`, for whoever needs it again."""
 
 
 def schedule(
@@ -54,11 +60,16 @@ def schedule(
     policy: str,
     options: PlannerOptions,
     copies: np.ndarray | None = None,
+    counted: tuple[int, RowCount] | None = None,
+    known: tuple[Rows, ...] = (),
 ) -> RowsResult:
     """The rows of a window under a fixed placement; the GIL is free during the search.
 
     copies [trajectory, layer, EP rank] are deduplicated token copies (`communication.fan_out`) of
     this placement; they are reported, and enter the search with `options.copy_weight`.
+    counted is `count_kept` of the window, when at hand. Searched rows are never predicted slower
+    than those of slime, of base, or of `known` (makespan mode; in paper mode, than rows of slime or
+    base that are as many); with `max_rank_tokens` or `copy_weight` the search's own are kept.
 
     Trajectories that cannot be run without an empty cell are dropped in whole trailing groups, or
     refused with ValueError, as `options.too_few` says.
@@ -67,23 +78,30 @@ def schedule(
     check_policy(policy)
     check_sizes(window, topology, placement)
     _check_long(window, topology, options)
-    num_kept, counted = count_kept(window.length, window.group, topology)
+    if counted is None:
+        counted = count_kept(window.length, window.group, topology)
+    num_kept, packed = counted
     num_dropped = window.num_trajectories - num_kept
     if num_dropped and options.too_few == "error":
         raise too_few(window.length, topology)
     length = window.length[:num_kept]
     q = rank_demand(window.demand[:num_kept], placement)
     figures = {
-        "rows_bound": float(counted.bound),
-        "rows_certified": float(counted.certified),
+        "rows_bound": float(packed.bound),
+        "rows_certified": float(packed.certified),
     }
     if policy in SEARCHES_ROWS:
         if copies is not None:
             copies = copies[:num_kept]
-        rows, more = _search(length, window.window_id, q, counted, topology, cost, options, copies)
+        others = [_kept_rows(rows, num_kept) for rows in known]
+        for fixed in ("off", "base"):
+            others.append(
+                _fixed_rows(length, window.window_id, packed, topology, cost, fixed, options)
+            )
+        rows, more = _search(length, q, packed, topology, cost, options, copies, others)
         figures |= more
     else:
-        rows = _fixed_rows(length, window.window_id, counted, topology, cost, policy, options)
+        rows = _fixed_rows(length, window.window_id, packed, topology, cost, policy, options)
     report = _row_figures(length, q, rows, topology, cost) | figures
     peak, above = rank_token_peak(q, rows, topology, options.max_rank_tokens)
     report["rank_tokens_max"] = float(peak)
@@ -95,7 +113,13 @@ def schedule(
     if num_dropped:
         cell = np.concatenate([rows.cell, np.full(num_dropped, -1, np.int32)])
         rows = Rows(cell=cell, num_rows=rows.num_rows, num_dp_slots=rows.num_dp_slots)
-    return RowsResult(rows=rows, report=report, seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return RowsResult(rows=rows, report=report, seconds=seconds, counted=counted)
+
+
+def _kept_rows(rows: Rows, num_kept: int) -> Rows:
+    """Rows of the first num_kept trajectories."""
+    return Rows(cell=rows.cell[:num_kept], num_rows=rows.num_rows, num_dp_slots=rows.num_dp_slots)
 
 
 def rank_token_peak(
@@ -156,28 +180,27 @@ def _fixed_rows(
 
 def _search(
     length: np.ndarray,
-    window_id: int,
     q: np.ndarray,
     counted: RowCount,
     topology: Topology,
     cost: CostModel,
     options: PlannerOptions,
     copies: np.ndarray | None,
+    others: list[Rows],
 ) -> tuple[Rows, dict[str, float]]:
     """Joint rescheduling at a fixed number of rows (Section 4).
 
-    In makespan mode the rows of slime and of base are seeds where their number agrees, and are
-    taken as they are where they are predicted faster.
+    The other rows are taken as they are where they are predicted faster; in makespan mode they are
+    seeds too where their number agrees.
     """
     budget = (options.budget_seconds, options.budget_proposals)
-    others: list[Rows] = []
+    judged = not (options.max_rank_tokens or options.copy_weight)
+    seeding: list[Rows] = []
     if options.rows == "paper":
         counts = [raised_to_pipeline_floor(counted.value, len(length), topology)]
     else:
         counts = ranked_row_counts(length, q, counted, topology, cost)[:TRIED_COUNTS]
-        for policy in ("off", "base"):
-            fixed = _fixed_rows(length, window_id, counted, topology, cost, policy, options)
-            others.append(fixed)
+        seeding = others
 
     def search(num_rows: int, seeds: list[np.ndarray], share: float) -> tuple[Problem, Found]:
         problem = problem_of(
@@ -192,7 +215,7 @@ def _search(
         )
         engine = pair_anneal if options.engine == "pair_anneal" else population_annealing
         first = global_ffd_rows(length, topology, counted, num_rows)
-        layouts = [first, *(rows for rows in others if rows.num_rows == num_rows)]
+        layouts = [first, *(rows for rows in seeding if rows.num_rows == num_rows)]
         found = engine(
             problem,
             [cells_to_internal(rows.cell, topology) for rows in layouts] + seeds,
@@ -203,20 +226,24 @@ def _search(
         )
         return problem, found
 
-    num_rows, seeds, share, spent = counts[0], [], 1.0, 0
+    tried: list[tuple[Problem, Found]] = []
+    finals: list[tuple[int, list[np.ndarray]]] = [(counts[0], [])]
     if len(counts) > 1:
         tried = [search(count, [], TRIAL_SHARE) for count in counts]
         times = [valley_makespan(problem, found.cell, topology) for problem, found in tried]
-        best = int(np.argmin(times))
-        num_rows, seeds = counts[best], [tried[best][1].cell]
-        share -= TRIAL_SHARE * len(counts)
-        spent = sum(found.num_proposals for _, found in tried)
-    problem, found = search(num_rows, seeds, share)
-    first = global_ffd_rows(length, topology, counted, num_rows)
+        best = np.argsort(times, kind="stable")[: FINAL_COUNTS if judged else 1]
+        finals = [(counts[k], [tried[k][1].cell]) for k in best]
+    share = (1.0 - TRIAL_SHARE * len(tried)) / len(finals)
+    made = [search(num_rows, seeds, share) for num_rows, seeds in finals]
+    first = global_ffd_rows(length, topology, counted, finals[0][0])
     initial = score_rank_demand(length, q, first, topology, cost)
-    rows = rows_of(found.cell, problem, topology)
-    if options.rows == "makespan" and not (options.max_rank_tokens or options.copy_weight):
-        rows = _fastest([rows, *others], length, q, topology, cost, options)
+    rows = rows_of(made[0][1].cell, made[0][0], topology)
+    if judged and options.rows == "makespan":
+        layouts = [rows_of(found.cell, problem, topology) for problem, found in made + tried]
+        rows = _fastest([*layouts, *others], length, q, topology, cost, options)
+    elif judged:
+        likely = [rows, *(other for other in others if other.num_rows == rows.num_rows)]
+        rows = min(likely, key=lambda x: score_rank_demand(length, q, x, topology, cost).key)
     final = score_rank_demand(length, q, rows, topology, cost)
     bound = initial.lower_bound
     room = initial.max_shard - bound
@@ -225,8 +252,8 @@ def _search(
         "J0_over_B": initial.max_shard / bound if bound else 1.0,
         "excess_removed": saved / room if room > 1e-12 else 0.0,
         "reduction": saved / initial.max_shard if initial.max_shard else 0.0,
-        "proposals": float(found.num_proposals + spent),
-        "search_seconds": found.seconds,
+        "proposals": float(sum(found.num_proposals for _, found in made + tried)),
+        "search_seconds": sum(found.seconds for _, found in made + tried),
     }
 
 
@@ -238,14 +265,18 @@ def _fastest(
     cost: CostModel,
     options: PlannerOptions,
 ) -> Rows:
-    """The rows of least predicted makespan, each in its best order; the first on ties."""
+    """The rows of least predicted makespan, the likely ones in their best order; first on ties."""
+    costs = [np.add(*row_costs(length, q, rows, topology, cost)) for rows in candidates]
+    times = []
+    for row_cost in costs:
+        orders = (np.arange(len(row_cost)), valley(row_cost.max(axis=1)))
+        times.append(min(makespan(row_cost, topology, order) for order in orders))
     best, least = candidates[0], float("inf")
-    for rows in candidates:
-        row_cost = np.add(*row_costs(length, q, rows, topology, cost))
-        order = best_row_order(row_cost, topology, options.seed)
-        time_needed = makespan(row_cost, topology, order)
+    for k in np.argsort(times, kind="stable")[:ORDERED_LAYOUTS]:
+        order = best_row_order(costs[k], topology, options.seed)
+        time_needed = makespan(costs[k], topology, order)
         if time_needed < least * (1 - 1e-12):
-            best, least = reordered(rows, order), time_needed
+            best, least = reordered(candidates[k], order), time_needed
     return best
 
 
@@ -270,12 +301,19 @@ def _row_figures(
 
 
 def base_joint_cost(
-    window: Window, topology: Topology, cost: CostModel, options: PlannerOptions
+    window: Window,
+    topology: Topology,
+    cost: CostModel,
+    options: PlannerOptions,
+    counted: tuple[int, RowCount] | None = None,
 ) -> float:
-    """U of the paper's base: DP-local FFD rows under identity placement, same trajectories kept."""
-    kept, counted = count_kept(window.length, window.group, topology)
+    """U of the paper's base: DP-local FFD rows under identity placement, same trajectories kept.
+
+    counted is `count_kept` of the window, when at hand.
+    """
+    kept, packed = counted or count_kept(window.length, window.group, topology)
     length = window.length[:kept]
-    rows = _fixed_rows(length, window.window_id, counted, topology, cost, "base", options)
+    rows = _fixed_rows(length, window.window_id, packed, topology, cost, "base", options)
     identity = Placement.identity(window.num_layers, window.num_experts, topology.num_ep_ranks)
     q = rank_demand(window.demand[:kept], identity)
     return score_rank_demand(length, q, rows, topology, cost).max_shard

@@ -31,7 +31,9 @@ def slime_rows(
     """
     num_slots = topology.num_dp_slots
     cell, num_bins = first_fit(length, np.arange(len(length)), topology.capacity)
-    bins = [list(map(int, np.flatnonzero(cell == k))) for k in range(num_bins)]
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    for i, k in enumerate(cell.tolist()):
+        bins[k].append(i)
     target = round_up(num_bins, num_slots * topology.row_multiple)
     if not split_heaviest_bins(bins, target, length):
         return None
@@ -53,20 +55,22 @@ def split_heaviest_bins(bins: list[list[int]], target: int, length: np.ndarray) 
 
     Ties go to the latest bin; the second half is appended. False when all are single too early.
     """
+    splittable = [(-int(length[of].sum()), -k) for k, of in enumerate(bins) if len(of) > 1]
+    heapq.heapify(splittable)
     while len(bins) < target:
-        heaviest = max(
-            ((int(length[members].sum()), k) for k, members in enumerate(bins) if len(members) > 1),
-            default=None,
-        )
-        if heaviest is None:
+        if not splittable:
             return False
+        heaviest = -heapq.heappop(splittable)[1]
         halves: tuple[list[int], list[int]] = ([], [])
         tokens = [0, 0]
-        for i in sorted(bins[heaviest[1]], key=lambda i: -int(length[i])):
+        for i in sorted(bins[heaviest], key=lambda i: -int(length[i])):
             side = 0 if tokens[0] <= tokens[1] else 1
             halves[side].append(i)
             tokens[side] += int(length[i])
-        bins[heaviest[1]] = halves[0]
+        for half, total, k in zip(halves, tokens, (heaviest, len(bins)), strict=True):
+            if len(half) > 1:
+                heapq.heappush(splittable, (-total, -k))
+        bins[heaviest] = halves[0]
         bins.append(halves[1])
     return True
 

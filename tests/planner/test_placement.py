@@ -21,6 +21,8 @@ from planner.placement_choice import (
     cv_lower_bound,
     figures_along,
     figures_of,
+    figures_of_layers,
+    owner_load,
 )
 from planner.policy import PlannerOptions, place
 from planner.topology import Topology
@@ -259,6 +261,32 @@ def test_figures_along_a_path_equal_those_from_scratch(num_ranks, node, seed):
     for swap, (a, b) in enumerate(path):
         owner[a], owner[b] = owner[b], owner[a]
         assert tuple(table[swap]) == figures_of(load, before, owner, num_ranks, node)
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_ranks=st.sampled_from([2, 4]), node=st.sampled_from([1, 2, 4]), seed=st.integers(0, 999))
+def test_figures_of_layers_equal_those_of_each_layer(num_ranks, node, seed):
+    rng = np.random.default_rng(seed)
+    load = rng.integers(0, 100, (3, 4 * num_ranks))
+    blocks = np.repeat(np.arange(num_ranks), 4)
+    before, owner = rng.permuted(np.tile(blocks, (2, 3, 1)), axis=2)
+    whole = figures_of_layers(load, before, owner, num_ranks, node)
+    for layer in range(3):
+        one = figures_of(load[layer], before[layer], owner[layer], num_ranks, node)
+        assert tuple(int(values[layer]) for values in whole) == one
+
+
+def test_owner_load_equals_rank_load():
+    rng = np.random.default_rng(0)
+    slots = np.stack([rng.permutation(16) for _ in range(3)])
+    placement = Placement(expert_of_slot=slots, num_ep_ranks=4)
+    load = rng.integers(0, 100, (3, 16))
+    assert (owner_load(load, placement.owner, 4) == rank_load(load, placement)).all()
+
+
+def test_an_owner_that_overfills_a_rank_is_refused():
+    with pytest.raises(ValueError, match="layer 1 does not give every EP rank 2 experts"):
+        Placement.identity(2, 4, 2).with_owner(np.array([[0, 0, 1, 1], [0, 1, 1, 1]]))
 
 
 def test_choice_takes_the_steepest_steps_within_the_limit():
