@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 T = TypeVar("T")
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 136
 
 
 def track(items: Sequence[T] | range, title: str, shown: bool = True) -> Iterator[T]:
