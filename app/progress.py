@@ -1,4 +1,4 @@
-"""Progress bars and tables on the terminal, on the standard error stream and output."""
+"""Progress bars on the standard error stream, tables on the output."""
 
 from __future__ import annotations
 

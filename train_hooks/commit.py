@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -235,10 +235,3 @@ def agree(
             f"stale plan: it starts from layout version {base_version}, the layout is at version "
             f"{layout.version}; nothing was moved. Plan from the last emitted placement"
         )
-
-
-def commit(
-    layout: ExpertLayout, state: ExpertState, placement: Placement, **plan: Any
-) -> CommitReport:
-    """Commit once with default options and staging of its own; see `Committer.commit`."""
-    return Committer(layout, state).commit(placement, **plan)

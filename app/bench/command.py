@@ -59,5 +59,6 @@ def run_bench(name: str, quick: bool, output: str | None) -> BenchResult:
     if name == "capture":
         return bench_capture(quick)
     raise ValueError(
-        f"bench: got {name!r}, expected placement, schedule, slime, rows, scale, start"
+        f"bench: got {name!r}, expected placement, schedule, slime, rows, scale, start, capture, "
+        "commit"
     )

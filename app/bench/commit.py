@@ -50,7 +50,6 @@ def bench_commit(quick: bool) -> BenchResult:
 
 def _bench_rank(config: RunConfig, repeats: int) -> dict:
     import app.local.cpu_megatron  # noqa: F401  before megatron
-    from app.local.grpo import training_trajectory  # noqa: F401
     from app.local.trainer import LocalTrainer
 
     trainer = LocalTrainer(config)

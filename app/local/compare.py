@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from app.config import RunConfig
-from app.local.admit import Admitted, admit
+from app.local.admit import admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
 from app.local.rollout import SealedRollout, sample_window
@@ -192,12 +192,11 @@ def measure_policy(
             "state": admitted.time_state,
             "batch_await": admitted.time_batch_await,
         },
-        rank_max_over_mean=_max_over_mean(rollout, admitted),
+        rank_max_over_mean=_rank_max_over_mean(rollout.window.expert_load, admitted.plan.placement),
         loss=first.loss,
         loss_magnitude=first.loss_magnitude,
     )
-    placement = trainer.layout.placement()
-    return measurement, replace(admitted.plan, placement=placement), stepped
+    return measurement, admitted.plan, stepped
 
 
 def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
@@ -249,8 +248,9 @@ def _commit_untimed(session: Session, placement: Placement, window_id: int) -> N
     )
 
 
-def _max_over_mean(rollout: SealedRollout, admitted: Admitted) -> float:
-    load = rank_load(rollout.window.expert_load, admitted.plan.placement)
+def _rank_max_over_mean(expert_load: np.ndarray, placement: Placement) -> float:
+    """Mean over layers of the busiest EP rank's load over the mean rank's."""
+    load = rank_load(expert_load, placement)
     return float((load.max(axis=1) / load.mean(axis=1)).mean())
 
 
@@ -267,11 +267,8 @@ def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float
     without = _routed_load(session, rollout)
     for router, bias in zip(routers, biases):
         router.expert_bias.copy_(bias)
-    ratios = []
-    for load in (without, rollout.window.expert_load):
-        ranks = rank_load(load, identity)
-        ratios.append(float((ranks.max(axis=1) / ranks.mean(axis=1)).mean()))
-    return ratios[0], ratios[1]
+    with_skew = _rank_max_over_mean(rollout.window.expert_load, identity)
+    return _rank_max_over_mean(without, identity), with_skew
 
 
 def _routed_load(session: Session, rollout: SealedRollout) -> np.ndarray:
