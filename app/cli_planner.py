@@ -7,7 +7,17 @@ import math
 
 POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
-BENCHES = ("placement", "schedule", "slime", "rows", "scale", "start", "capture", "commit")
+BENCHES = (
+    "placement",
+    "schedule",
+    "slime",
+    "rows",
+    "scale",
+    "start",
+    "capture",
+    "commit",
+    "admission",
+)
 
 
 def add_planner_commands(commands: argparse._SubParsersAction) -> None:

@@ -62,6 +62,9 @@ BARS = {
     "capture.peak_mb": Bar("<=", 128),
     "commit.time_over_all_to_all": Bar("<=", 1.5),
     "commit.peak_over_staging": Bar("<=", 1.1),
+    "admission.exposed_over_allowed": Bar("<=", 1),
+    "admission.gate_tail_ms": Bar("<=", 10),
+    "admission.state_slowdown": Bar("<=", 1.1),
     "start.first_plan_s": Bar("<=", 1.5),
     "start.import_s": Bar("<=", 1.2),
 }

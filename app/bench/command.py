@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.bench.admission import bench_admission
 from app.bench.bars import bar_of, missed, print_figures
 from app.bench.capture import bench_capture
 from app.bench.commit import bench_commit
@@ -58,7 +59,9 @@ def run_bench(name: str, quick: bool, output: str | None) -> BenchResult:
         return bench_commit(quick)
     if name == "capture":
         return bench_capture(quick)
+    if name == "admission":
+        return bench_admission(quick)
     raise ValueError(
         f"bench: got {name!r}, expected placement, schedule, slime, rows, scale, start, capture, "
-        "commit"
+        "commit, admission"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,9 +45,12 @@ def admit(
     window: Window,
     policy: str,
     calls: PlannerCalls,
+    load_state: Callable[[], None] = lambda: None,
 ) -> Admitted:
-    """Place, commit while rows are searched, join; collective over all ranks.
+    """Place, load state and commit while rows are searched, join; collective over all ranks.
 
+    load_state: brings this rank's state back before the commit; nothing in the embedded trainer,
+    which never offloads.
     Raises LayoutError when the ranks do not hold the same plan.
     """
     carried = trainer.layout.placement()
@@ -64,8 +68,9 @@ def admit(
             calls=calls,
         )
         admission.start_schedule()
-    placement: Placement = _from_rank_0(admission and admission.placement)
     state_started = time.perf_counter()
+    load_state()
+    placement: Placement = _from_rank_0(admission and admission.placement)
     report = trainer.committer.commit(
         placement,
         base_version=carried.version,

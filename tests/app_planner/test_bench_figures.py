@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from replay_cases import CORPUS, read_json
+from tiny import tiny_config
 
-from app.bench import placement, schedule, slime
+from app.bench import admission, placement, schedule, slime
 from app.bench.bars import BARS, Bar, bar_of, missed
 from app.bench.command import run_bench
 from app.bench.scale_worker import large_window, measure
+from app.config import PlannerConfig
 from app.studies.recording import Recording
 from app.studies.skew import sqrt_jsd
 from planner.cost import CostModel, Stage
@@ -143,6 +145,24 @@ def test_bench_writes_figures_and_what_quick_left_out(run, tmp_path):
     assert 0 <= found["figures"]["rows.certified_share.flash"] <= 1
     assert found["details"]["missed"] == []
     assert "rows.certified_share.tiny" in out
+
+
+def test_bench_admission_measures_a_real_admission_beside_its_bars(run, tmp_path, monkeypatch):
+    """Toy sizes: the figures must be there and make sense, not meet their bars."""
+    config = tiny_config(planner=PlannerConfig(capacity=96, budget_seconds=0.02, stop="cv"))
+    monkeypatch.setattr(admission, "CONFIG", config)
+    monkeypatch.setattr(admission, "QUICK_WINDOWS", 1)
+    monkeypatch.setattr(admission, "QUICK_REPEATS", 2)
+    code, out, err = run("bench", "admission", "--quick", "--json", tmp_path / "b.json")
+    assert code == 0, err
+    found = read_json(tmp_path / "b.json")["figures"]
+    assert 0 <= found["admission.overlap"] <= 1
+    assert found["admission.gate_tail_ms"] >= 0 and found["admission.exposed_ms"] >= 0
+    assert found["admission.state_seconds"] > found["admission.restore_seconds"] > 0
+    assert found["admission.plan_seconds"] >= 0.02
+    assert found["admission.moved_experts"] > 0 and found["admission.moved_mb"] > 0
+    for name in ("exposed_over_allowed", "gate_tail_ms", "state_slowdown"):
+        assert f"admission.{name}" in BARS and f"admission.{name}" in out
 
 
 def test_sqrt_jsd_is_a_distance():
