@@ -75,12 +75,25 @@ def reduce_capture(
 def capture(args: Any, sample: Any, **_: Any) -> None:
     """Reduce one completed sample in place; a sample without capture stays as it is.
 
-    Raises CaptureError for an impossible capture: slime would replay it in training.
+    An aborted sample stays too: a partial rollout goes on with it, and its engine may return the
+    routing of all its rows again. Raises CaptureError for an impossible capture: slime would replay
+    it in training.
+    """
+    if getattr(getattr(sample, "status", None), "value", None) != "aborted":
+        _reduce(args, sample)
+
+
+def _reduce(args: Any, sample: Any) -> None:
+    """Reduce a sample whatever its status, unless the demand that it carries is that of its rows.
+
+    Demand of an earlier, shorter part of a partial rollout is counted anew.
     """
     routed = getattr(sample, "rollout_routed_experts", None)
     if routed is None:
         return
-    if getattr(sample, COUNTS, None) is not None and len(routed) == len(sample.tokens) - 1:
+    counted, num_rows = getattr(sample, COUNTS, None), len(sample.tokens) - 1
+    num_counted = None if counted is None else int(counted[0].sum()) // args.moe_router_topk
+    if num_counted == num_rows == len(routed):
         return
     name = f"{sample.index} (group {sample.group_index})"
     sample.rollout_routed_experts, demand = reduce_capture(
@@ -102,12 +115,13 @@ def demand_of_samples(
     replayed = getattr(args, "use_rollout_routing_replay", False)
     for sample in samples:
         try:
-            capture(args, sample)
+            _reduce(args, sample)
         except CaptureError:
             if replayed or missing == "error":
                 raise
             logger.warning("capture refused, demand estimated", exc_info=True)
             sample.rollout_routed_experts = None
+            setattr(sample, COUNTS, None)
         demands.append(getattr(sample, COUNTS, None))
         if demands[-1] is None and missing == "error":
             raise CaptureError(
@@ -116,3 +130,23 @@ def demand_of_samples(
             )
     groups = [-1 if sample.group_index is None else int(sample.group_index) for sample in samples]
     return demands, [i if group < 0 else group for i, group in enumerate(groups)]
+
+
+def weight_versions(samples: Sequence[Any]) -> tuple[int, int]:
+    """(stale, mixed) trajectories of a rollout, by the weight version of every engine response.
+
+    Stale: begun before the newest version of its rollout. Mixed: more than one version in one
+    trajectory, as partial rollouts have. Samples without versions count as neither.
+    """
+    seen = [
+        [_version_number(v) for v in getattr(sample, "weight_versions", None) or []]
+        for sample in samples
+    ]
+    newest = max((max(versions) for versions in seen if versions), default=0)
+    stale = sum(bool(versions) and min(versions) < newest for versions in seen)
+    return stale, sum(len(set(versions)) > 1 for versions in seen)
+
+
+def _version_number(version: Any) -> int:
+    """slime counts versions from 1; an engine that was never updated says `default`."""
+    return int(version) if str(version).isdigit() else 0

@@ -22,6 +22,7 @@ class SealedRollout:
     rollout_ids, groups: `[sample]`. spec: shape of the capture. global_batch_size: rollouts a step.
     parallel: slime's train_parallel_config with the topology of the running job.
     sealed_at: wall clock of sealing, seconds. aux_seconds: rewards and conversion before it.
+    num_stale, num_mixed: trajectories of older, of several weight versions.
     """
 
     rollout_id: int
@@ -34,6 +35,8 @@ class SealedRollout:
     parallel: dict
     sealed_at: float
     aux_seconds: float = 0.0
+    num_stale: int = 0
+    num_mixed: int = 0
 
 
 def windows_of(

@@ -8,7 +8,7 @@ from typing import Any
 from app.slime.config import SlimeConfig
 from app.slime.messages import Sealed
 from rollout_hooks.routed_experts import CaptureError
-from rollout_hooks.slime_capture import capture_spec, demand_of_samples
+from rollout_hooks.slime_capture import capture_spec, demand_of_samples, weight_versions
 from rollout_hooks.slime_probe import check_capture
 from rollout_hooks.slime_windows import SealedRollout
 
@@ -38,13 +38,14 @@ def manager_class(base: type, config: SlimeConfig) -> type:
                     f"samples for {len(samples)}: RoutePack plans what it saw; filter samples in "
                     "--rollout-function-path or --dynamic-sampling-filter-path instead"
                 )
-            self._routepack_demand = demand, groups, time.time() - started
+            versions = weight_versions(samples)
+            self._routepack_demand = demand, groups, versions, time.time() - started
             return data
 
         def _split_train_data_by_dp(self, data):
             import ray
 
-            demand, groups, aux_seconds = self._routepack_demand
+            demand, groups, (num_stale, num_mixed), aux_seconds = self._routepack_demand
             del self._routepack_demand
             sealed_at = time.time()
             routing = data.pop("rollout_routed_experts", None)
@@ -59,6 +60,8 @@ def manager_class(base: type, config: SlimeConfig) -> type:
                 parallel=self.train_parallel_config,
                 sealed_at=sealed_at,
                 aux_seconds=aux_seconds,
+                num_stale=num_stale,
+                num_mixed=num_mixed,
             )
             return Sealed(
                 rollout=rollout,

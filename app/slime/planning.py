@@ -65,6 +65,7 @@ class OpenRollout:
     """A rollout between `place` and `join`."""
 
     policy: str
+    sealed: SealedRollout
     carried: Placement
     placement: Placement
     whole: Window
@@ -159,6 +160,7 @@ class RolloutPlanner:
             self.shares = demand_shares(whole.demand[known])
         found = OpenRollout(
             policy=policy,
+            sealed=sealed,
             carried=carried,
             placement=placement,
             whole=whole,
@@ -208,6 +210,9 @@ class RolloutPlanner:
             "place/cv_max": figures.pop("plan/cv_max"),
             "place/global_excess": figures.pop("plan/global_excess"),
             "capture/missing": float(rollout.whole.estimated.sum()),
+            "capture/filler_rows": float((rollout.whole.length - rollout.whole.routed_rows).sum()),
+            "capture/stale": float(rollout.sealed.num_stale),
+            "capture/mixed": float(rollout.sealed.num_mixed),
             "fallback": float(self.num_fallbacks),
         }
         if executed is not None:
