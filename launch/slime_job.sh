@@ -70,6 +70,14 @@ case "$POLICY" in
     ;;
 esac
 
+case "$DISPATCHER" in
+  auto | deepep | alltoall) ;;
+  *)
+    echo "DISPATCHER=$DISPATCHER: expected auto, deepep or alltoall" >&2
+    exit 2
+    ;;
+esac
+
 # --- the dispatcher flags that the installed Megatron takes --------------------------------------
 dispatcher_args() {
   local config="$MEGATRON_DIR/megatron/core/transformer/transformer_config.py"

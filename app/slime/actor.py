@@ -27,9 +27,11 @@ def actor_class(config: SlimeConfig) -> type:
     class RoutePackTrainActor(MegatronTrainRayActor):
         def init(self, args, role, with_ref=False, with_opd_teacher=False):
             from app.models import register_models
-            from app.slime.seams import ACTOR_SEAMS, check
+            from app.slime.seams import ACTOR_SEAMS, check, dispatcher_seams
 
             check(ACTOR_SEAMS)
+            if args.routepack_policy in MOVES_EXPERTS:
+                check(dispatcher_seams(args))
             register_models()
             self._routepack_attached, self._routepack_moves = False, None
             self._routepack_restore = None

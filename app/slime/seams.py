@@ -153,6 +153,34 @@ ACTOR_SEAMS = (
     ),
 )
 
+DISPATCHERS = {
+    backend: Seam(
+        module="megatron.core.transformer.moe.token_dispatcher",
+        name=f"{manager}.setup_metadata",
+        parameters=("self", "routing_map", "probs"),
+    )
+    for backend, manager in (("deepep", "_DeepepManager"), ("hybridep", "_HybridEPManager"))
+}
+"""Flex dispatchers that take the router's dense map `[token, expert]`, as the layout permutes it.
+
+One that took ordered top-k expert ids instead would send tokens to the wrong slots.
+"""
+
+
+def dispatcher_seams(args: Any) -> tuple[Seam, ...]:
+    """What a job's token dispatcher must look like; SeamError for a flex backend not known here."""
+    if getattr(args, "moe_token_dispatcher_type", None) != "flex":
+        return ()
+    old_flag = getattr(args, "moe_enable_deepep", False)
+    backend = "deepep" if old_flag else getattr(args, "moe_flex_dispatcher_backend", None)
+    if backend not in DISPATCHERS:
+        raise SeamError(
+            f"--moe-flex-dispatcher-backend {backend}: RoutePack knows {', '.join(DISPATCHERS)}, "
+            "which take the router's dense map; use one of them, --moe-token-dispatcher-type "
+            "alltoall, or --routepack-policy reschedule, which moves no experts"
+        )
+    return (DISPATCHERS[backend],)
+
 
 def find(seam: Seam) -> Any:
     """The function of a seam, without Ray's wrappers. Raises SeamError when it is not there."""
@@ -202,6 +230,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _refusal(seam: Seam, what: str) -> str:
     return (
-        f"slime seam {seam.module}.{seam.name} {what}. This RoutePack knows slime {KNOWN}: install "
-        "that version, or run with --routepack-policy off"
+        f"{seam.module.partition('.')[0]} seam {seam.module}.{seam.name} {what}. This RoutePack "
+        f"knows slime {KNOWN} with its Megatron: install that version, or run with "
+        "--routepack-policy off"
     )

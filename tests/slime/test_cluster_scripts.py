@@ -122,7 +122,11 @@ def test_no_script_ends_processes(script):
 
 @pytest.mark.parametrize(
     ("environment", "word"),
-    [({"POLICY": "best"}, "POLICY=best"), ({"MODEL": "ling-9"}, "MODEL=ling-9")],
+    [
+        ({"POLICY": "best"}, "POLICY=best"),
+        ({"MODEL": "ling-9"}, "MODEL=ling-9"),
+        ({"DISPATCHER": "nccl"}, "DISPATCHER=nccl"),
+    ],
 )
 def test_a_wrong_value_is_refused_with_what_to_change(environment, word):
     script = next(s for s in SCRIPTS if "ling" in s.name)
