@@ -152,12 +152,27 @@ class TrainConfig:
     """Decoupled weight decay."""
     clip_grad: float = Field(default=1.0, ge=0)
     """Gradient norm clip; 0 is off (exact comparisons use 0)."""
+    num_steps_per_rollout: int = Field(default=1, ge=1)
+    """Optimizer steps per rollout; each is a window with rows of its own, under one placement.
+    Whole groups stay in a step; where they do not divide, later steps hold one group less."""
     ratio_clip: float = Field(default=0.2, gt=0, lt=1)
     """Clip range of the policy ratio."""
+    calculate_per_token_loss: bool = True
+    """Mean over the response tokens of an optimizer step; false: mean over its trajectories of each
+    one's token mean (slime's default)."""
+    use_kl_loss: bool = False
+    """Add `kl_loss_coef` x KL to the frozen starting weights (slime's `low_var_kl`), report it."""
+    kl_loss_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty; 0 with `use_kl_loss` only reports it."""
+    data_pad_size_multiplier: int = Field(default=1, ge=1)
+    """Positions of a cell are padded to a multiple of this; the cell's capacity is rounded down to
+    it, so that padding fits."""
     save_every: int = Field(default=0, ge=0)
     """Windows between checkpoints of `routepack train`; 0 saves none."""
-    checkpoint_format: Literal["fully_reshardable", "dp_reshardable"] = "fully_reshardable"
-    """Megatron's optimizer format; the first loads at any EP and EDP size, the second at one."""
+    checkpoint_format: Literal["fully_reshardable", "dp_reshardable", "torch"] = "fully_reshardable"
+    """Megatron's format; the first loads at any EP and EDP size, the others at one."""
+    checkpoint_async: bool = False
+    """Go on while files are written; not with `torch`. Experts stay home until the next plan."""
 
 
 @_section
@@ -194,6 +209,8 @@ class PlannerConfig:
     """After this the window falls back to base rows and the current placement."""
     stages: tuple[StageConfig, ...] = ()
     """Cost coefficients; empty derives them from the model's floating-point operations."""
+    recalibrate_every: int = Field(default=0, ge=0)
+    """Windows after which `routepack train` re-fits the cost to measured row times; 0 never."""
 
 
 @_section
@@ -206,6 +223,8 @@ class WandbConfig:
     """Project name."""
     group: str = "local"
     """Runs of one comparison share a group."""
+    heatmap_every: int = Field(default=0, ge=0)
+    """Windows between rank-load pictures of `routepack train`; 0 logs one, of the last window."""
 
 
 @_section
@@ -263,7 +282,33 @@ class RunConfig:
                 f"rollout.num_groups {self.rollout.num_groups} is not a multiple of ranks.world "
                 f"{self.ranks.world}: every rank samples the same number of prompts"
             )
+        self._check_steps()
+        if self.train.checkpoint_async and self.train.checkpoint_format == "torch":
+            raise ValueError(
+                "train.checkpoint_async true with train.checkpoint_format torch, which Megatron "
+                "writes synchronously: choose fully_reshardable or dp_reshardable"
+            )
         return self
+
+    def _check_steps(self) -> None:
+        rollout, steps = self.rollout, self.train.num_steps_per_rollout
+        fewest = rollout.num_groups // steps * rollout.group_size
+        if fewest < self.ranks.world:
+            raise ValueError(
+                f"train.num_steps_per_rollout {steps}: the last step holds {fewest} trajectories "
+                f"({rollout.num_groups} groups of {rollout.group_size}) for ranks.world "
+                f"{self.ranks.world}; every rank needs one, so lower it or raise rollout.num_groups"
+            )
+        if self.train.data_pad_size_multiplier > self.planner.capacity:
+            raise ValueError(
+                f"train.data_pad_size_multiplier {self.train.data_pad_size_multiplier} is above "
+                f"planner.capacity {self.planner.capacity}: a cell must hold at least one multiple"
+            )
+        if self.train.kl_loss_coef and not self.train.use_kl_loss:
+            raise ValueError(
+                f"train.kl_loss_coef {self.train.kl_loss_coef} without train.use_kl_loss has no "
+                "effect: set use_kl_loss: true, or the coefficient to 0"
+            )
 
     @property
     def topology(self) -> Topology:
@@ -272,8 +317,14 @@ class RunConfig:
             dp=self.ranks.world,
             ep=self.ranks.ep,
             edp=self.ranks.world // self.ranks.ep,
-            capacity=self.planner.capacity,
+            capacity=self.cell_capacity,
         )
+
+    @property
+    def cell_capacity(self) -> int:
+        """Capacity C less what padding may add: rounded down to the padding multiple."""
+        multiple = self.train.data_pad_size_multiplier
+        return self.planner.capacity // multiple * multiple
 
     @property
     def cost(self) -> CostModel:
@@ -281,7 +332,7 @@ class RunConfig:
         if self.planner.stages:
             stages = [Stage(name=s.name, alpha=s.alpha, beta=s.beta) for s in self.planner.stages]
             return CostModel(stages=tuple(stages))
-        return _cost_from_operations(self.model, self.planner.capacity)
+        return _cost_from_operations(self.model, self.cell_capacity)
 
     def planner_options(self, **changes: Any) -> PlannerOptions:
         """The planner's options, with `changes` on top."""

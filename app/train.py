@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.config import RunConfig
-from app.figures import write_figures
 from app.local.ranks import run_ranks
 from app.local.rollout_server import rollout_server
-from app.local.train import summary, train_rank
+from app.local.self_calibration import RowTimes, measured_rows
+from app.local.train import TrainRun, summary, train_rank
 from app.local.warmup import ensure_warm
 from app.metrics import STEP_KEY
 from app.progress import print_table
+from app.report.command import checked_page, write_results
 from rollout_hooks.admission import PlannerCalls
 
 
@@ -24,14 +25,21 @@ def train(
     num_windows: int | None = None,
     calls: PlannerCalls | None = None,
     resume: str | None = None,
+    report: str | None = None,
+    row_times: RowTimes = measured_rows,
 ) -> dict[str, float]:
-    """Train, print one line per window and a summary, write wandb, JSONL, PNG; return figures."""
+    """Train, print one line per window and a summary, write wandb, JSONL, PNG; return figures.
+
+    report: an HTML page to write as well.
+    """
+    if report is not None:
+        checked_page(report, "--report")
     if num_windows is not None:
         config = replace(config, train=replace(config.train, num_windows=num_windows))
     output.mkdir(parents=True, exist_ok=True)
     weights = ensure_warm(config)
     with rollout_server(config, weights) as url:
-        history = run_ranks(
+        run: TrainRun = run_ranks(
             train_rank,
             config,
             policy,
@@ -40,15 +48,35 @@ def train(
             calls or PlannerCalls(),
             url,
             resume,
+            row_times,
         )
+    history = run.history
     if not history:
         raise ValueError(
             f"nothing to train: {resume} is already at window {config.train.num_windows}; raise "
             "--windows"
         )
     figures = summary(policy, history)
-    write_figures(json_path, "train", figures, details={"policy": policy, "windows": history})
-    header = ("window", "reward", "TPS", "window s", "exposed ms", "rows", "J/B", "moved", "loss")
+    details = {
+        "policy": policy,
+        "windows": history,
+        "steps": run.steps,
+        "rank_load": run.rank_load,
+        "rows": run.rows,
+    }
+    write_results("train", figures, {}, details, json_path, report)
+    header = (
+        "window",
+        "reward",
+        "TPS",
+        "window s",
+        "exposed ms",
+        "rows",
+        "J/B",
+        "moved",
+        "loss",
+        "clipped",
+    )
     rows = [
         [
             str(m[STEP_KEY]),
@@ -60,6 +88,7 @@ def train(
             f"{m['plan/J1_over_B']:.3f}",
             f"{m['place/moved_experts']:.0f}",
             f"{m['loss']:+.4f}",
+            f"{m['clip_fraction']:.2%}",
         ]
         for m in history
     ]

@@ -67,10 +67,10 @@ def _paired_rank(
         shares = demand_shares(rollout.window.demand)
         names, turn = list(sessions), window_id % len(sessions)
         for name in names[turn:] + names[:turn]:
-            measured, plan, stepped = measure_policy(
+            measured, admitted, stepped = measure_policy(
                 sessions[name], snapshot, rollout, name, "full", carried[name]
             )
-            carried[name] = plan.placement
+            carried[name] = admitted.plan.placement
             tps[name].append(measured.median_tps)
             if name == CONTROL:
                 advanced = stepped

@@ -1,17 +1,25 @@
-"""Admit one sealed window on all ranks: rank 0 plans, everyone commits and gets the same plan."""
+"""Admit one sealed rollout on all ranks: rank 0 plans, everyone commits and gets the same plans.
+
+One placement for the rollout, planned on the demand of all its optimizer steps; every step gets
+rows of its own (design.md, Quantities).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from app.config import RunConfig
+from app.local.steps import split_steps, step_windows
 from app.local.trainer import LocalTrainer
+from planner.cost import CostModel
 from planner.placement import Placement
 from planner.plan import Plan
 from planner.window import Window
@@ -21,13 +29,16 @@ from train_hooks.commit import CommitReport
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admitted:
-    """A window ready to train, and the seconds of its way there (docs/metrics.md).
+    """A rollout ready to train, and the seconds of its way there (docs/metrics.md).
 
+    plans, windows, positions: of each optimizer step, the positions within the rollout.
     moved_mb: megabytes (2^20) of expert state that left a rank, over all ranks.
     exposed: seconds that planning, commit and waiting added between sealing and the first row.
     """
 
-    plan: Plan
+    plans: list[Plan]
+    windows: list[Window]
+    positions: list[np.ndarray]
     commit: CommitReport
     moved_mb: float
     fallback: str | None
@@ -38,6 +49,11 @@ class Admitted:
     overlap: float
     exposed: float
 
+    @property
+    def plan(self) -> Plan:
+        """The plan of a rollout of one optimizer step, else of the first step."""
+        return self.plans[0]
+
 
 def admit(
     config: RunConfig,
@@ -46,31 +62,27 @@ def admit(
     policy: str,
     calls: PlannerCalls,
     load_state: Callable[[], None] = lambda: None,
+    *,
+    num_steps: int = 1,
+    cost: CostModel | None = None,
 ) -> Admitted:
     """Place, load state and commit while rows are searched, join; collective over all ranks.
 
     load_state: brings this rank's state back before the commit; nothing in the embedded trainer,
     which never offloads.
+    num_steps: optimizer steps of this rollout. cost: replaces the configured cost model.
     Raises LayoutError when the ranks do not hold the same plan.
     """
     carried = trainer.layout.placement()
     start = time.perf_counter()
-    admission = None
+    positions = split_steps(window.group, num_steps)
+    windows = step_windows(window, positions)
+    admissions: list[Admission] = []
     if dist.get_rank() == 0:
-        admission = Admission(
-            window=window,
-            topology=config.topology,
-            cost=config.cost,
-            carried=carried,
-            policy=policy,
-            options=config.planner_options(),
-            deadline_seconds=config.planner.deadline_seconds,
-            calls=calls,
-        )
-        admission.start_schedule()
+        admissions = _open(config, window, windows, policy, calls, carried, cost)
     state_started = time.perf_counter()
     load_state()
-    placement: Placement = _from_rank_0(admission and admission.placement)
+    placement: Placement = _from_rank_0(admissions and admissions[0].placement)
     report = trainer.committer.commit(
         placement,
         base_version=carried.version,
@@ -78,21 +90,21 @@ def admit(
         digest=hashlib.sha256(placement.expert_of_slot.tobytes()).hexdigest(),
     )
     state_ended = time.perf_counter()
-    joined = None
-    if admission is not None:
-        plan = admission.join()
-        joined = (plan.to_bytes(), admission.fallback)
-    plan_bytes, fallback = _from_rank_0(joined)
-    plan = Plan.from_bytes(plan_bytes)
-    plan.validate(window, config.topology, carried)
+    joined = [admission.join().to_bytes() for admission in admissions]
+    fallback = next((a.fallback for a in admissions if a.fallback), None)
+    encoded, fallback = _from_rank_0((joined, fallback))
+    plans = [Plan.from_bytes(data) for data in encoded]
+    for plan, of_step in zip(plans, windows, strict=True):
+        plan.validate(of_step, config.topology, carried)
     ended = time.perf_counter()
     times = dict.fromkeys(("time_place", "time_plan", "overlap"), 0.0)
-    if admission is not None:
-        plan_ended = admission.schedule_ended_at or ended
-        time_plan = plan_ended - admission.schedule_started_at
-        hidden = min(plan_ended, state_ended) - max(admission.schedule_started_at, state_started)
+    if admissions:
+        first = admissions[0]
+        plan_ended = max(a.schedule_ended_at or ended for a in admissions)
+        time_plan = plan_ended - first.schedule_started_at
+        hidden = min(plan_ended, state_ended) - max(first.schedule_started_at, state_started)
         times = dict(
-            time_place=admission.placed_at - admission.sealed_at,
+            time_place=first.placed_at - first.sealed_at,
             time_plan=time_plan,
             overlap=max(0.0, hidden) / time_plan if time_plan > 0 else 1.0,
         )
@@ -101,7 +113,9 @@ def admit(
     bytes_sent = torch.tensor(report.bytes_sent)
     dist.all_reduce(bytes_sent)
     return Admitted(
-        plan=plan,
+        plans=plans,
+        windows=windows,
+        positions=positions,
         commit=report,
         moved_mb=bytes_sent.item() / 2**20,
         fallback=fallback,
@@ -110,6 +124,54 @@ def admit(
         exposed=ended - start,
         **times,
     )
+
+
+def _open(
+    config: RunConfig,
+    whole: Window,
+    windows: list[Window],
+    policy: str,
+    calls: PlannerCalls,
+    carried: Placement,
+    cost: CostModel | None,
+) -> list[Admission]:
+    """Place once, on the whole rollout, and start every step's row search."""
+    calls = replace(calls, place=_PlaceOnce(calls.place, whole))
+    admissions = [
+        Admission(
+            window=window,
+            topology=config.topology,
+            cost=config.cost if cost is None else cost,
+            carried=carried,
+            policy=policy,
+            options=config.planner_options(),
+            deadline_seconds=config.planner.deadline_seconds,
+            calls=calls,
+        )
+        for window in windows
+    ]
+    for admission in admissions:
+        admission.start_schedule()
+    return admissions
+
+
+class _PlaceOnce:
+    """Places the whole rollout at the first call; every step gets that result, or its error."""
+
+    def __init__(self, place: Callable[..., Any], whole: Window):
+        self.place, self.whole = place, whole
+        self.found: tuple[Any, Exception | None] | None = None
+
+    def __call__(self, window: Window, *arguments: Any) -> Any:
+        if self.found is None:
+            try:
+                self.found = self.place(self.whole, *arguments), None
+            except Exception as error:
+                self.found = None, error
+        result, error = self.found
+        if error is not None:
+            raise error
+        return result
 
 
 def _from_rank_0(value):

@@ -21,20 +21,21 @@ import torch
 import torch.distributed as dist
 
 from app.config import RunConfig
-from app.local.admit import admit
+from app.local.admit import Admitted, admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
 from app.local.rollout import SealedRollout, sample_window
 from app.local.session import Session, open_session
 from app.local.snapshot import Snapshot, restore, take_snapshot
-from app.local.trainer import grpo_step_inputs
+from app.local.steps import combined, rollout_inputs
+from app.local.trainer import StepResult, grpo_step_inputs
 from app.progress import track
 from app.report.plan_details import rank_load_detail, rows_detail
 from planner.placement import Placement, rank_load
-from planner.plan import Plan
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
 from train_hooks.micro_batch import MicroBatch
+from train_hooks.row_execution import Routing
 
 CONTROL, IDEAL = "base (control)", "ideal"
 
@@ -99,7 +100,7 @@ def compare_rank(
     carried = {name: trainer.layout.placement() for name in named}
     snapshot = take_snapshot(trainer)
     measurements: list[Measurement] = []
-    plans: dict[str, Plan] = {}
+    last_admitted: dict[str, Admitted] = {}
     shares, check, skew = None, None, None
     load_before, started = _cpu_seconds(), time.perf_counter()
     for window_id in track(range(config.compare.num_windows), "compare", is_writer):
@@ -115,11 +116,11 @@ def compare_rank(
             if name == IDEAL:
                 measurements.append(_measure_ideal(session, snapshot, rollout))
                 continue
-            measurement, plan, stepped = measure_policy(
+            measurement, admitted, stepped = measure_policy(
                 session, snapshot, rollout, name, named[name], carried[name]
             )
             measurements.append(measurement)
-            carried[name], plans[name] = plan.placement, plan
+            carried[name], last_admitted[name] = admitted.plan.placement, admitted
             if name == CONTROL:
                 next_snapshot = stepped
         snapshot = next_snapshot
@@ -136,9 +137,14 @@ def compare_rank(
         skew=skew,
         rank_load=rank_load_detail(rollout.window, identity, last),
         rows={
-            name: rows_detail(plans[name], rollout.window, config.topology, config.cost)
+            name: rows_detail(
+                last_admitted[name].plan,
+                last_admitted[name].windows[0],
+                config.topology,
+                config.cost,
+            )
             for name in ("off", "full")
-            if name in plans
+            if name in last_admitted
         },
     )
 
@@ -150,8 +156,8 @@ def measure_policy(
     name: str,
     policy: str,
     carried: Placement,
-) -> tuple[Measurement, Plan, Snapshot | None]:
-    """Run one policy on one window; return its figures, its plan, and the control's state."""
+) -> tuple[Measurement, Admitted, Snapshot | None]:
+    """Run one policy on one window; return its figures, what was admitted, the control's state."""
     trainer, config = session.trainer, session.config
     restore(trainer, snapshot)
     _commit_untimed(session, carried, rollout.window.window_id)
@@ -159,16 +165,17 @@ def measure_policy(
     started = time.perf_counter()
     advantage = advantages(rollout.rewards, rollout.window.group)
     time_aux = time.perf_counter() - started
-    admitted = admit(config, trainer, rollout.window, policy, PlannerCalls())
-    micro_batches, loss = grpo_step_inputs(
-        rollout.trajectories, advantage, admitted.plan, config.train.ratio_clip
+    admitted = _admit(session, rollout, policy)
+    reference = session.reference_log_probs(rollout.trajectories)
+    inputs = rollout_inputs(
+        config, rollout.trajectories, advantage, admitted.plans, admitted.positions, reference
     )
     admission = time.perf_counter() - started
-    first = trainer.step(micro_batches, loss)
+    first = _train(session, inputs)
     stepped = None
     if name == CONTROL:
         stepped = take_snapshot(trainer)
-    repeats = [trainer.step(micro_batches, loss) for _ in range(config.compare.num_repeats)]
+    repeats = [combined(_train(session, inputs)) for _ in range(config.compare.num_repeats)]
     started = time.perf_counter()
     trainer.bridge.export()
     export = time.perf_counter() - started
@@ -182,9 +189,9 @@ def measure_policy(
         commit_seconds=admitted.commit.seconds,
         moved_experts=admitted.commit.num_moved,
         moved_mb=admitted.moved_mb,
-        rows=admitted.plan.rows.num_rows,
-        joint_cost=admitted.plan.report["joint_cost"],
-        J1_over_B=admitted.plan.report["J1_over_B"],
+        rows=sum(plan.rows.num_rows for plan in admitted.plans),
+        joint_cost=sum(plan.report["joint_cost"] for plan in admitted.plans),
+        J1_over_B=statistics.fmean(plan.report["J1_over_B"] for plan in admitted.plans),
         times={
             "place": admitted.time_place,
             "aux": time_aux,
@@ -193,25 +200,27 @@ def measure_policy(
             "batch_await": admitted.time_batch_await,
         },
         rank_max_over_mean=_rank_max_over_mean(rollout.window.expert_load, admitted.plan.placement),
-        loss=first.loss,
-        loss_magnitude=first.loss_magnitude,
+        loss=first[0].loss,
+        loss_magnitude=first[0].loss_magnitude,
     )
-    return measurement, admitted.plan, stepped
+    return measurement, admitted, stepped
 
 
 def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
     """Time the rows of `off` with every expert used equally often; captured routing is ignored."""
     trainer, config = session.trainer, session.config
     restore(trainer, snapshot)
-    admitted = admit(config, trainer, rollout.window, "off", PlannerCalls())
+    admitted = _admit(session, rollout, "off")
     advantage = advantages(rollout.rewards, rollout.window.group)
-    micro_batches, loss = grpo_step_inputs(
-        rollout.trajectories, advantage, admitted.plan, config.train.ratio_clip
-    )
-    balanced = [balanced_routing(batch, config.model.num_experts) for batch in micro_batches]
-    first = trainer.step(balanced, loss, routing="foreign")
+    inputs = [
+        ([balanced_routing(batch, config.model.num_experts) for batch in micro_batches], loss)
+        for micro_batches, loss in rollout_inputs(
+            config, rollout.trajectories, advantage, admitted.plans, admitted.positions
+        )
+    ]
+    first = _train(session, inputs, "foreign")
     repeats = [
-        trainer.step(balanced, loss, routing="foreign") for _ in range(config.compare.num_repeats)
+        combined(_train(session, inputs, "foreign")) for _ in range(config.compare.num_repeats)
     ]
     return Measurement(
         window=rollout.window.window_id,
@@ -222,14 +231,27 @@ def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout)
         commit_seconds=0.0,
         moved_experts=0,
         moved_mb=0.0,
-        rows=admitted.plan.rows.num_rows,
+        rows=sum(plan.rows.num_rows for plan in admitted.plans),
         joint_cost=0.0,
         J1_over_B=None,
         times={},
         rank_max_over_mean=1.0,
-        loss=first.loss,
-        loss_magnitude=first.loss_magnitude,
+        loss=first[0].loss,
+        loss_magnitude=first[0].loss_magnitude,
     )
+
+
+def _admit(session: Session, rollout: SealedRollout, policy: str) -> Admitted:
+    config = session.config
+    num_steps = config.train.num_steps_per_rollout
+    return admit(
+        config, session.trainer, rollout.window, policy, PlannerCalls(), num_steps=num_steps
+    )
+
+
+def _train(session: Session, inputs, routing: Routing = "replay") -> list[StepResult]:
+    """All optimizer steps of a rollout, one after the other."""
+    return [session.trainer.step(batches, loss, routing=routing) for batches, loss in inputs]
 
 
 def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
@@ -240,12 +262,7 @@ def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
 
 
 def _commit_untimed(session: Session, placement: Placement, window_id: int) -> None:
-    session.trainer.committer.commit(
-        placement,
-        base_version=session.trainer.layout.version,
-        window_id=window_id,
-        digest="carried placement",
-    )
+    session.trainer.committer.move_to(placement, "carried placement")
 
 
 def _rank_max_over_mean(expert_load: np.ndarray, placement: Placement) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,20 +13,30 @@ import torch.distributed as dist
 from app.config import RunConfig
 from app.local.engine import EmbeddedEngine, RolloutEngine
 from app.local.model import build_hf
+from app.local.reference import ReferenceModel
 from app.local.trainer import LocalTrainer
 from app.local.warmup import starting_weights
 from planner.placement import Placement
 from planner.policy import make_plan
 from planner.window import Window
+from rollout_hooks.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """The sampler and the trainer of one rank, at the same weights."""
+    """The sampler and the trainer of one rank, at the same weights.
+
+    reference: those weights frozen, with `train.use_kl_loss`.
+    """
 
     config: RunConfig
     engine: RolloutEngine
     trainer: LocalTrainer
+    reference: ReferenceModel | None = None
+
+    def reference_log_probs(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray] | None:
+        """Of the response tokens of every trajectory; None without a reference. Collective."""
+        return None if self.reference is None else self.reference.log_probs(trajectories)
 
 
 def open_session(
@@ -44,7 +55,8 @@ def open_session(
         from app.local.sglang_engine import SglangEngine
 
         engine = SglangEngine(server_url, hf)
-    return Session(config=config, engine=engine, trainer=trainer)
+    reference = ReferenceModel(config, weights) if config.train.use_kl_loss else None
+    return Session(config=config, engine=engine, trainer=trainer, reference=reference)
 
 
 def compile_planner(config: RunConfig) -> None:

@@ -109,7 +109,8 @@ def _supervised_batch(config: RunConfig, rng: np.random.Generator):
             "loss": total.detach().double(),
             "loss_magnitude": total.detach().double(),
             "max_log_prob_difference": zero,
-            "num_clipped": zero,
+            "clip_fraction": zero,
+            "kl": zero,
         }
 
     return batch, loss

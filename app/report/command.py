@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.figures import write_figures
 from app.report.advice import advice_sections
 from app.report.calibration import calibration_sections
 from app.report.comparison import comparison_sections
@@ -25,11 +26,38 @@ def report(results: str, output: str | None) -> Path:
     """
     source = Path(results)
     content = read_results(source)
-    target = source.with_suffix(".html") if output is None else Path(output)
-    if target.suffix not in (".html", ".htm"):
-        raise ValueError(f"--output: got {target}, expected a name that ends in .html")
+    target = checked_page(source.with_suffix(".html") if output is None else output, "--output")
     write_page(content, target, str(source))
     print(f"report: {target} (open it in a browser)")
+    return target
+
+
+def write_results(
+    command: str,
+    figures: dict[str, float],
+    skipped: dict[str, str],
+    details: dict[str, Any],
+    json_path: str | Path | None,
+    report_path: str | Path | None,
+) -> None:
+    """Write a command's JSON, its page, both or neither, as the paths say.
+
+    Raises ValueError for a page whose name does not end in .html.
+    """
+    write_figures(json_path, command, figures, skipped, details)
+    if report_path is None:
+        return
+    content = {"command": command, "figures": figures, "skipped": skipped, "details": details}
+    target = checked_page(report_path, "--report")
+    write_page(content, target, f"routepack {command}" if json_path is None else str(json_path))
+    print(f"report: {target} (open it in a browser)")
+
+
+def checked_page(path: str | Path, flag: str) -> Path:
+    """The page's path; raises ValueError naming `flag` unless it ends in .html."""
+    target = Path(path)
+    if target.suffix not in (".html", ".htm"):
+        raise ValueError(f"{flag}: got {target}, expected a name that ends in .html")
     return target
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from planner.cost import CostModel
 from planner.placement import Placement, rank_load
 from planner.plan import Plan
+from planner.policy import PlannerOptions, make_plan
 from planner.score import rank_demand, row_costs
 from planner.topology import Topology
 from planner.window import Window
@@ -42,6 +43,25 @@ def rows_detail(plan: Plan, window: Window, topology: Topology, cost: CostModel)
         "dense": np.round(dense, 4).tolist(),
         "expert": np.round(expert, 4).tolist(),
     }
+
+
+def rows_beside_off(
+    plan: Plan, window: Window, topology: Topology, cost: CostModel, identity: Placement
+) -> dict[str, Any]:
+    """`details["rows"]` of a plan, and of slime's own schedule of the same window before it.
+
+    The schedule of `off` stands on identity placement; it is left out where slime would stop for
+    want of trajectories.
+    """
+    found = {plan.policy: rows_detail(plan, window, topology, cost)}
+    if plan.policy == "off":
+        return found
+    options = PlannerOptions(budget_seconds=0.01)
+    try:
+        off = make_plan(window, topology, cost, identity, "off", options)
+    except ValueError:
+        return found
+    return {"off": rows_detail(off, window, topology, cost), **found}
 
 
 def _cell_work(length: np.ndarray, topology: Topology, cost: CostModel) -> float:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from app.config import TasksConfig
 from app.figures import write_figures
-from app.local.grpo import advantages, policy_loss
+from app.local.grpo import advantages, low_variance_kl, policy_loss
+from app.local.steps import split_steps
 from app.local.tasks import draw_task, reward
 from app.local.tokens import EOS, VOCAB_SIZE
 from app.statistics import spread
@@ -52,7 +53,12 @@ def cell(*lengths: int):
         generator = torch.Generator().manual_seed(n)
         noise = lambda g=generator, n=n: torch.rand(n - 1, generator=g)
         mask = torch.ones(n - 1)
-        targets = {"mask": mask, "old_log_probs": -noise(), "advantages": noise() - 0.5}
+        targets = {
+            "mask": mask,
+            "weight": mask,
+            "old_log_probs": -noise(),
+            "advantages": noise() - 0.5,
+        }
         trajectories.append(
             TrainingTrajectory(tokens=torch.arange(n), routed=None, counts=None, targets=targets)
         )
@@ -61,7 +67,7 @@ def cell(*lengths: int):
 
 def test_the_loss_does_not_depend_on_how_trajectories_are_packed():
     trajectories = cell(4, 9, 5, 7)
-    loss = policy_loss(num_tokens=21, ratio_clip=0.2)
+    loss = policy_loss(normaliser=21, ratio_clip=0.2)
 
     def total(*cells):
         batches = [pack(0, list(c)) for c in cells]
@@ -77,12 +83,31 @@ def test_the_ratio_is_clipped_where_it_helps_the_policy():
     batch = pack(0, cell(4))
     batch.targets["old_log_probs"][:] = -1.0
     batch.targets["advantages"][:] = 1.0
-    low, _ = policy_loss(3, 0.2)(torch.full((3,), -0.1), batch)
+    low, metrics = policy_loss(3, 0.2)(torch.full((3,), -0.1), batch)
     assert low.item() == pytest.approx(-1.2)
+    assert metrics["clip_fraction"] == 1
     batch.targets["advantages"][:] = -1.0
     high, metrics = policy_loss(3, 0.2)(torch.full((3,), -0.1), batch)
     assert high.item() == pytest.approx(np.exp(0.9), rel=1e-5)
-    assert metrics["num_clipped"] == 3
+    assert metrics["clip_fraction"] == 0, "the unclipped term is the larger one"
+
+
+def test_the_kl_estimate_is_non_negative_and_its_mean_is_the_divergence():
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = (0.5 * torch.randn(2, 50, generator=generator)).log_softmax(-1)
+    exact = (policy.exp() * (policy - reference)).sum().item()
+    estimate = low_variance_kl(policy, reference)
+    assert (estimate >= 0).all()
+    assert (policy.exp() * estimate).sum().item() == pytest.approx(exact, rel=1e-5)
+    assert low_variance_kl(policy, policy).abs().max() == 0
+
+
+def test_a_short_rollout_leaves_later_steps_a_group_less():
+    group = np.array([7, 7, 2, 2, 9, 9, 4])
+    steps = split_steps(group, 3)
+    assert [s.tolist() for s in steps] == [[0, 1, 2, 3], [4, 5], [6]]
+    with pytest.raises(ValueError, match="4 groups make no 5 optimizer steps"):
+        split_steps(group, 5)
 
 
 def test_pack_refuses_an_empty_cell():

@@ -80,7 +80,7 @@ def test_two_windows_train_under_full_on_sglang(glm4_moe, run_config, in_tmp):
     save_file(other_weights(config, config.seed), weights)
     history = run_ranks(
         train_rank, config, "full", str(weights), str(in_tmp), PlannerCalls(), glm4_moe.url
-    )
+    ).history
     assert len(history) == 2 and history[-1]["fallback"] == 0
     assert history[0]["start/max_log_prob_difference"] <= 1e-4
     assert history[0]["start/equal_rows"] >= 0.999
