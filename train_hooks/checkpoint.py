@@ -2,15 +2,15 @@
 
 Chosen over a translated `sharded_state_dict`: the optimizer's formats are flat shards of per-rank
 buckets, which no renaming of expert ids reaches, and a checkpoint made this way is exactly what
-plain Megatron would have written. It costs two commits a save. Where experts were is written beside
-the checkpoint, so that a resumed run does not start from a cold plan.
+plain Megatron would have written. It costs two commits a save, one if the save is asynchronous.
+Where experts were is written beside the checkpoint, so that a resumed run starts from no cold plan.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,19 +30,31 @@ def logical_order(committer: Committer) -> Iterator[None]:
 
     Collective over the expert group; call between `optimizer.step()` and the next forward. The
     layout keeps its version: plans chain from it as if nothing had happened. An asynchronous save
-    must be finalized inside the block, or have copied what it writes.
+    belongs to `stay_in_logical_order`.
     """
     before = committer.layout.placement()
-    home = np.broadcast_to(np.arange(before.num_experts), before.expert_of_slot.shape)
-    if (before.expert_of_slot == home).all():
-        yield
-        return
-    identity = replace(before, expert_of_slot=home.astype(np.int32))
-    _commit(committer, identity, "identity for a save")
+    committer.move_to(_home(before), "identity for a save")
     try:
         yield
     finally:
-        _commit(committer, before, "back after a save")
+        committer.move_to(before, "back after a save")
+
+
+def stay_in_logical_order(committer: Committer, finalize: Callable[[], None]) -> None:
+    """Go to identity for an asynchronous save that is about to start, and stay there.
+
+    The next move, or `committer.settle()` at the end of a run, first calls `finalize`, which waits
+    until the files are written: no byte moves while a writer may still read it. That next move
+    goes from identity straight to the next plan, so that nothing is carried twice.
+    """
+    committer.settle()
+    committer.move_to(_home(committer.layout.placement()), "identity for a save")
+    committer.before_next_move = finalize
+
+
+def _home(placement: Placement) -> Placement:
+    experts = np.tile(np.arange(placement.num_experts, dtype=np.int32), (placement.num_layers, 1))
+    return replace(placement, expert_of_slot=experts)
 
 
 def save_layout(folder: str | os.PathLike[str], placement: Placement) -> None:
@@ -87,11 +99,5 @@ def resume_layout(committer: Committer, saved: Placement | None) -> bool:
     """
     if saved is None or committer.layout.misfit(saved) is not None:
         return False
-    _commit(committer, saved, "resume")
+    committer.move_to(saved, "resume")
     return True
-
-
-def _commit(committer: Committer, placement: Placement, why: str) -> None:
-    committer.commit(
-        placement, base_version=committer.layout.version, window_id=placement.version, digest=why
-    )

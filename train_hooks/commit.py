@@ -11,7 +11,10 @@ A split commit moves the parameters at once and the optimizer's tensors later, a
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +26,8 @@ from planner.placement import Placement
 from train_hooks.checksums import checksums, describe_difference
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
-from train_hooks.pieces import Piece, moved_slots, optimizer_pieces, parameter_pieces
-from train_hooks.transport import Staging, chunks_of, exchange
+from train_hooks.pieces import Move, Piece, moves_between, optimizer_pieces, parameter_pieces
+from train_hooks.transport import NUM_LANES, Carried, Chunk, Staging, chunks_of
 
 Verify = Literal["off", "sample", "full"]
 SAMPLE_SHARE = 0.25
@@ -63,11 +66,10 @@ class Committer:
         self.layout = layout
         self.state = state
         self.options = options or CommitOptions()
-        some = next(iter(state.parameters.values()))[0][0]
-        self.staging = Staging(int(self.options.staging_mb * 2**20), some.device)
-        self.dtype = some.dtype
-        self._shards: dict[torch.nn.Parameter, tuple[int, dict[str, torch.Tensor]]] = {}
-        self._pending: list[tuple[int, list[tuple[int, int]]]] | None = None
+        self.staging = Staging(int(self.options.staging_mb * 2**20), layout.device)
+        self._flat: dict[tuple[int, bool], tuple[int, dict[str | None, torch.Tensor]]] = {}
+        self.before_next_move: Callable[[], None] | None = None
+        self._pending: list[tuple[int, list[Move]]] | None = None
         if self.options.split and state.optimizer is not None:
             state.optimizer.optimizer.register_step_pre_hook(self._refuse_early_step)
 
@@ -89,12 +91,14 @@ class Committer:
                 "the optimizer state of the last split commit has not moved yet: call finish() "
                 "before optimizer.step()"
             )
-        state.wait_for_parameters()
         moves = [
-            (number, moved_slots(layout.expert_of_slot(number), new))
+            (number, moves_between(layout.expert_of_slot(number), new))
             for number, new in zip(layout.layer_numbers, placement.expert_of_slot)
         ]
         num_moved = sum(len(m) for _, m in moves)
+        if num_moved:
+            self.settle()
+        state.wait_for_parameters()
         proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))
         layout.begin_change(f"the commit of window {window_id} did not finish")
         bytes_sent = self._move_parameters(moves, window_id)
@@ -112,6 +116,25 @@ class Committer:
             version=placement.version,
         )
 
+    def move_to(self, placement: Placement, why: str) -> CommitReport:
+        """Commit `placement` from wherever the layout is: no plan chains from this move.
+
+        For saves, resumes and tests; collective as `commit` is. The layout takes over the
+        placement's version.
+        """
+        return self.commit(
+            placement,
+            base_version=self.layout.version,
+            window_id=placement.version,
+            digest=f"{why} {hashlib.sha256(placement.expert_of_slot.tobytes()).hexdigest()}",
+        )
+
+    def settle(self) -> None:
+        """Call what must happen before state moves (the end of an asynchronous save), once."""
+        waiting, self.before_next_move = self.before_next_move, None
+        if waiting is not None:
+            waiting()
+
     @torch.no_grad()
     def finish(self, window_id: int = -1) -> int:
         """Move the optimizer tensors of a split commit; returns bytes sent, 0 if none is pending.
@@ -126,7 +149,9 @@ class Committer:
 
     def _move_parameters(self, moves, window_id: int) -> int:
         pieces = [(n, list(parameter_pieces(self.state, n, m))) for n, m in moves if m]
-        return self._carry(pieces, self.dtype, window_id)
+        if not pieces:
+            return 0
+        return self._carry(pieces, pieces[0][1][0].source_param.dtype, window_id)
 
     def _move_optimizer(self, moves, window_id: int) -> int:
         if not any(m for _, m in moves):
@@ -138,30 +163,46 @@ class Committer:
     def _carry(
         self, pieces: list[tuple[int, list[Piece]]], dtype: torch.dtype, window_id: int
     ) -> int:
+        """Carry all pieces, packing each chunk while the one before is on its way."""
         sent = 0
-        self._shards.clear()
-        for chunk in chunks_of(pieces, self.staging.half, dtype.itemsize):
-            try:
-                sent += exchange(chunk, self._view, self.state.group, self.staging, dtype)
-            except Exception as error:
-                ranks = sorted({p.source for p in chunk.pieces} | {p.target for p in chunk.pieces})
-                raise LayoutError(
-                    f"commit of window {window_id} failed in MoE layers {list(chunk.layers)} "
-                    f"between ranks {ranks} of the expert group: {error}. Expert state may be "
-                    "incomplete; restart from the last checkpoint"
-                ) from error
+        self._flat.clear()
+        on_the_way: tuple[Chunk, Carried] | None = None
+        chunks = chunks_of(pieces, self.staging.chunk_bytes, dtype.itemsize)
+        for number, chunk in enumerate(chunks):
+            with _named_failure(chunk, window_id):
+                carried = Carried(
+                    chunk, self._view, self.state.group, self.staging, dtype, number % NUM_LANES
+                )
+            sent += carried.bytes_sent
+            if on_the_way is not None:
+                with _named_failure(on_the_way[0], window_id):
+                    on_the_way[1].finish()
+            on_the_way = chunk, carried
+        if on_the_way is not None:
+            with _named_failure(on_the_way[0], window_id):
+                on_the_way[1].finish()
         return sent
 
     def _view(self, piece: Piece, is_source: bool) -> torch.Tensor:
         param = piece.source_param if is_source else piece.target_param
         start = piece.source_start if is_source else piece.target_start
-        offset, flat = 0, param.data.view(-1)
-        if piece.key is not None:
-            if param not in self._shards:
-                self._shards[param] = self.state.optimizer_shards(param)
-            offset, tensors = self._shards[param]
-            flat = tensors[piece.key]
-        return flat[start - offset : start - offset + piece.num_elements]
+        offset, tensors = self._flat_tensors(param, piece.key is not None)
+        start -= offset
+        return tensors[piece.key][start : start + piece.num_elements]
+
+    def _flat_tensors(
+        self, param: torch.nn.Parameter, of_optimizer: bool
+    ) -> tuple[int, dict[str | None, torch.Tensor]]:
+        """(offset of the tensors in `param`, flat tensors by piece key), looked up once a move."""
+        held = self._flat.get((id(param), of_optimizer))
+        if held is None:
+            held = (
+                self.state.optimizer_shards(param)
+                if of_optimizer
+                else (0, {None: param.data.view(-1)})
+            )
+            self._flat[id(param), of_optimizer] = held
+        return held
 
     def _checked_layers(self, moves, window_id: int) -> dict[int, int]:
         """Global number -> row of the layers whose checksums are compared."""
@@ -180,6 +221,21 @@ class Committer:
                 "optimizer.step() before the optimizer state of a split commit has moved: call "
                 "finish() first; nothing was updated"
             )
+
+
+@contextmanager
+def _named_failure(chunk: Chunk, window_id: int) -> Iterator[None]:
+    """Say which layers, experts and ranks an error of the transport concerns."""
+    try:
+        yield
+    except Exception as error:
+        ranks = sorted({p.source for p in chunk.pieces} | {p.target for p in chunk.pieces})
+        experts = sorted({p.expert for p in chunk.pieces})
+        raise LayoutError(
+            f"commit of window {window_id} failed in MoE layers {list(chunk.layers)}, experts "
+            f"{experts}, between ranks {ranks} of the expert group: {error}. Expert state may be "
+            "incomplete; restart from the last checkpoint"
+        ) from error
 
 
 class _Proof:
@@ -220,9 +276,9 @@ def agree(
     """Raise LayoutError on every rank unless all hold the same fitting plan for this layout."""
     misfit = layout.misfit(placement)
     mine = (digest, window_id, base_version, layout.version, misfit)
-    everyone: list = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    if any(other != everyone[0] for other in everyone):
+    if not _all_hold(repr(mine), layout.device, group):
+        everyone: list = [None] * group.size()
+        dist.all_gather_object(everyone, mine, group=group)
         lines = [f"rank {rank}: {entry}" for rank, entry in enumerate(everyone)]
         raise LayoutError(
             "ranks hold different plans (digest, window, plan's base version, layout version, "
@@ -235,3 +291,12 @@ def agree(
             f"stale plan: it starts from layout version {base_version}, the layout is at version "
             f"{layout.version}; nothing was moved. Plan from the last emitted placement"
         )
+
+
+def _all_hold(text: str, device: torch.device, group: dist.ProcessGroup) -> bool:
+    """Whether every rank holds the same text; one small collective, alike on every rank."""
+    fingerprint = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+    mine = torch.tensor([fingerprint], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(everyone, mine, group=group)
+    return all(torch.equal(other, mine) for other in everyone)

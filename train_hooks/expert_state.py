@@ -72,6 +72,11 @@ class ExpertState:
         self.optimizer = _expert_optimizer(self.model_chunks, optimizer)
         self._all_keys: tuple[str, ...] | None = None
         self.num_edp_ranks = mpu.get_expert_data_parallel_world_size()
+        self._owners = {
+            id(param): tuple(self._owned_ranges(param, start, bucket))
+            for param, (start, bucket) in self._address.items()
+            if self.optimizer is not None
+        }
         self.ep_rank = mpu.get_expert_model_parallel_rank()
         self.edp_rank = mpu.get_expert_data_parallel_rank()
         mine = (self.ep_rank, self.edp_rank)
@@ -91,11 +96,13 @@ class ExpertState:
             if config is not None and config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
-    def owners(self, param: nn.Parameter) -> Iterator[tuple[int, int, int]]:
-        """Yield (EDP rank, start, stop): who owns which flat range in its optimizer shard."""
-        if self.optimizer is None or param not in self._address:
-            return
-        param_start, bucket = self._address[param]
+    def owners(self, param: nn.Parameter) -> tuple[tuple[int, int, int], ...]:
+        """Return (EDP rank, start, stop) of each owner: its flat range in its optimizer shard."""
+        return self._owners.get(id(param), ())
+
+    def _owned_ranges(
+        self, param: nn.Parameter, param_start: int, bucket
+    ) -> Iterator[tuple[int, int, int]]:
         shard = bucket.grad_data.numel() // self.num_edp_ranks
         for rank in range(self.num_edp_ranks):
             low = max(param_start, bucket.offset + rank * shard)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from megatron.core import parallel_state as mpu
 from torch import nn
 
 from planner.placement import Placement
-from train_hooks.moe_layers import moe_layers
+from train_hooks.moe_layers import moe_layers, unwrap
 from train_hooks.replay import RoutingReplay
 from train_hooks.router_seam import RouterSeam
 
@@ -23,18 +24,21 @@ class ExpertLayout:
 
     Slot s of a layer is local expert `s % (E/P)` of EP rank `s // (E/P)`. Everything outside this
     object speaks logical expert ids; `RouterSeam` translates the router's output (Section 3.2).
+    A pipeline stage of dense layers only holds a layout of no layers, and takes part in commits.
+    Raises LayoutError for a model without experts.
     """
 
     def __init__(self, model_chunks: Sequence[nn.Module]):
-        self.layers = moe_layers(model_chunks)
-        if not self.layers:
+        first = unwrap(model_chunks[0])
+        if not first.config.num_moe_experts:
             raise LayoutError(
-                "this pipeline stage has no MoE layer: got a dense model or an empty stage; "
-                "start RoutePack only on stages with moe_layer_freq > 0"
+                "config.num_moe_experts is not set: RoutePack balances mixture-of-experts models; "
+                "run a dense model with --routepack-policy off"
             )
-        any_layer = next(iter(self.layers.values()))
-        self.num_experts: int = any_layer.config.num_moe_experts
-        self.num_ep_ranks: int = self.num_experts // any_layer.num_local_experts
+        self.layers = moe_layers(model_chunks)
+        self.num_experts: int = first.config.num_moe_experts
+        self.num_ep_ranks: int = mpu.get_expert_model_parallel_world_size()
+        self.device: torch.device = next(first.parameters()).device
         self.version = 0
         self.seams = {number: RouterSeam(layer) for number, layer in self.layers.items()}
         self.replay = RoutingReplay(self.layers, self.seams)
@@ -57,7 +61,9 @@ class ExpertLayout:
     def placement(self) -> Placement:
         """Return the layout as the planner's placement, over this stage's layers."""
         return Placement(
-            expert_of_slot=np.stack([self.expert_of_slot(n) for n in self.layers]).astype(np.int32),
+            expert_of_slot=np.array(
+                [self.expert_of_slot(n) for n in self.layers], dtype=np.int32
+            ).reshape(len(self.layers), self.num_experts),
             num_ep_ranks=self.num_ep_ranks,
             version=self.version,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -11,13 +11,12 @@ from torch import nn
 from train_hooks.expert_state import ExpertState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One contiguous range of one expert matrix on its way from a rank to a rank.
 
     `source` and `target` are ranks of `ExpertState.group`; starts and `num_elements` count
-    elements of the flat parameter; `matrix` counts the matrices of an expert; `key` is None for the
-    model parameter, else an optimizer key.
+    elements of the flat parameter; `expert` is the logical id; `matrix` counts the matrices of an
+    expert; `key` is None for the model parameter, else an optimizer key.
     """
 
     source: int
@@ -27,30 +26,39 @@ class Piece:
     target_param: nn.Parameter
     target_start: int
     num_elements: int
+    expert: int
     matrix: int
     key: str | None
 
 
-def moved_slots(old: np.ndarray, new: np.ndarray) -> list[tuple[int, int]]:
-    """Return (from slot, to slot) of every expert that changes its slot.
+class Move(NamedTuple):
+    """One logical expert on its way from a slot to a slot of its layer."""
+
+    expert: int
+    from_slot: int
+    to_slot: int
+
+
+def moves_between(old: np.ndarray, new: np.ndarray) -> list[Move]:
+    """Return the move of every expert that changes its slot.
 
     `old` and `new` are `[slot]` logical experts of one layer.
     """
     slot_of_expert = np.argsort(old)
     return [
-        (int(slot_of_expert[expert]), slot)
+        Move(int(expert), int(slot_of_expert[expert]), slot)
         for slot, expert in enumerate(new)
         if slot_of_expert[expert] != slot
     ]
 
 
 def parameter_pieces(
-    state: ExpertState, layer_number: int, moves: Sequence[tuple[int, int]]
+    state: ExpertState, layer_number: int, moves: Sequence[Move]
 ) -> Iterator[Piece]:
     """Yield the model-parameter pieces of one layer: every EDP replica moves its own copy."""
     matrices = state.parameters[layer_number]
     per_rank = len(matrices)
-    for from_slot, to_slot in moves:
+    for expert, from_slot, to_slot in moves:
         pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
         for matrix, (source_param, target_param) in enumerate(pairs):
             for edp in range(state.num_edp_ranks):
@@ -62,6 +70,7 @@ def parameter_pieces(
                     target_param=target_param,
                     target_start=0,
                     num_elements=source_param.numel(),
+                    expert=expert,
                     matrix=matrix,
                     key=None,
                 )
@@ -70,7 +79,7 @@ def parameter_pieces(
 def optimizer_pieces(
     state: ExpertState,
     layer_number: int,
-    moves: Sequence[tuple[int, int]],
+    moves: Sequence[Move],
     keys: Sequence[str],
 ) -> Iterator[Piece]:
     """Yield the pieces of one layer for the optimizer tensors `keys`.
@@ -80,7 +89,7 @@ def optimizer_pieces(
     """
     matrices = state.parameters[layer_number]
     per_rank = len(matrices)
-    for from_slot, to_slot in moves:
+    for expert, from_slot, to_slot in moves:
         pairs = zip(matrices[from_slot % per_rank], matrices[to_slot % per_rank])
         for matrix, (source_param, target_param) in enumerate(pairs):
             for source_edp, source_low, source_high in state.owners(source_param):
@@ -97,6 +106,7 @@ def optimizer_pieces(
                             target_param=target_param,
                             target_start=low,
                             num_elements=high - low,
+                            expert=expert,
                             matrix=matrix,
                             key=key,
                         )

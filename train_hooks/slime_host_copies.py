@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from planner.placement import Placement
 from train_hooks.expert_state import ExpertState
-from train_hooks.pieces import Piece, moved_slots, parameter_pieces
+from train_hooks.pieces import Piece, moves_between, parameter_pieces
 
 
 def names_of_experts(
@@ -56,7 +56,7 @@ def move_host_copies(
     sent = 0
     for tag in sorted(copies):
         for number, before, after in zip(layer_numbers, old.expert_of_slot, new.expert_of_slot):
-            moves = moved_slots(before, after)
+            moves = moves_between(before, after)
             if pieces := list(parameter_pieces(state, number, moves)):
                 sent += _exchange(copies[tag], names, state, pieces)
     return sent

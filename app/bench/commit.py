@@ -25,8 +25,8 @@ def bench_commit(quick: bool) -> BenchResult:
         model=ModelConfig(
             num_layers=5,
             num_dense_layers=1,
-            hidden_size=128,
-            moe_ffn_hidden_size=192,
+            hidden_size=512,
+            moe_ffn_hidden_size=256,
             num_experts=64,
         ),
         routing_skew=RoutingSkewConfig(),

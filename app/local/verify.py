@@ -191,13 +191,7 @@ def _inputs_without_one(session: Session, rollout: SealedRollout, loss):
 
 
 def _commit(session: Session, placement: Placement) -> None:
-    trainer = session.trainer
-    trainer.committer.commit(
-        placement,
-        base_version=trainer.layout.version,
-        window_id=0,
-        digest="verify",
-    )
+    session.trainer.committer.move_to(placement, "verify")
 
 
 def random_placement(like: Placement, seed: int) -> Placement:

@@ -75,9 +75,7 @@ def _prove(shape: StateLayout) -> Proof:
     offload(trainer, stepped=shape.name != HYBRID_FIRST_STEP.name)
     before = state_by_expert(trainer.layout, trainer.state)
     placement = random_placement(trainer.layout.placement(), seed=21)
-    report = trainer.committer.commit(
-        placement, base_version=trainer.layout.version, window_id=2, digest="structure"
-    )
+    report = trainer.committer.move_to(placement, "structure")
     after = state_by_expert(trainer.layout, trainer.state)
     names = {key[3] for key in before}
     expected = {"parameter", "param"}

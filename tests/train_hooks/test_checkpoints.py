@@ -37,6 +37,26 @@ def test_case_10_save_under_a_moved_layout_loads_bit_for_bit_also_at_another_ep(
 
 
 @pytest.mark.ranks
+def test_every_format_and_an_asynchronous_save_round_trip(tmp_path):
+    result = run_ranks(checkpoints.every_format_round_trips, tiny_config(), str(tmp_path))
+    assert result["after_saves"] == 0
+    assert result["unequal"] == dict.fromkeys((*checkpoints.FORMATS, "async"), 0)
+    assert all(result["placed"].values())
+    assert result["home_while_writing"] and not result["there_before_the_move"]
+    assert result["there_after_the_move"], "the move must wait for the files"
+    assert result["trained_on"] > 0
+
+
+@pytest.mark.ranks
+def test_plain_megatron_reads_ours_and_writes_what_we_read(tmp_path):
+    result = run_ranks(
+        checkpoints.plain_megatron_reads_and_writes_the_same, tiny_config(), str(tmp_path)
+    )
+    assert result["unlike_before"] > result["tensors"] // 2
+    assert result["ours_in_plain"] == result["plain_in_ours"] == 0
+
+
+@pytest.mark.ranks
 def test_a_resumed_run_goes_on_as_an_undisturbed_one(in_tmp):
     config = tiny_config()
     config = replace(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train_hooks.checksums import _bits
-from train_hooks.pieces import Piece, moved_slots
+from train_hooks.pieces import Piece, moves_between
 from train_hooks.transport import chunks_of
 
 NUM_RANKS, SLOTS_PER_RANK = 3, 4
@@ -25,19 +25,20 @@ def pieces_of(permutation: np.ndarray, num_elements: int) -> list[Piece]:
             target_param=b,
             target_start=0,
             num_elements=num_elements,
+            expert=e,
             matrix=0,
             key=None,
         )
-        for a, b in moved_slots(old, permutation)
+        for e, a, b in moves_between(old, permutation)
     ]
 
 
 @settings(deadline=None)
 @given(st.permutations(range(12)), st.integers(1, 70), st.integers(1, 2000))
-def test_chunks_carry_everything_once_and_stay_bounded(permutation, num_elements, half):
+def test_chunks_carry_everything_once_and_stay_bounded(permutation, num_elements, limit):
     permutation = np.array(permutation)
     pieces = pieces_of(permutation, num_elements)
-    chunks = list(chunks_of([(5, pieces)], half, itemsize=4))
+    chunks = list(chunks_of([(5, pieces)], limit, itemsize=4))
     state = {slot: np.full(num_elements, slot) for slot in range(12)}
     for chunk in chunks:
         sent, received = np.zeros(NUM_RANKS), np.zeros(NUM_RANKS)
@@ -45,7 +46,7 @@ def test_chunks_carry_everything_once_and_stay_bounded(permutation, num_elements
             sent[p.source] += 4 * p.num_elements
             received[p.target] += 4 * p.num_elements
         one_element = 4 * SLOTS_PER_RANK
-        assert max(sent.max(), received.max()) <= max(half, one_element)
+        assert max(sent.max(), received.max()) <= max(limit, one_element)
         # Whole chunk read before any of it is written, chunk after chunk.
         read = [
             state[p.source_param][p.source_start : p.source_start + p.num_elements].copy()
@@ -58,10 +59,10 @@ def test_chunks_carry_everything_once_and_stay_bounded(permutation, num_elements
 
 
 @given(st.permutations(range(12)), st.permutations(range(12)))
-def test_moved_slots_turn_the_old_layout_into_the_new(old, new):
+def test_moves_between_turn_the_old_layout_into_the_new(old, new):
     old, new = np.array(old), np.array(new)
     result = old.copy()
-    for from_slot, to_slot in moved_slots(old, new):
+    for _, from_slot, to_slot in moves_between(old, new):
         assert from_slot != to_slot
         result[to_slot] = old[from_slot]
     np.testing.assert_array_equal(result, new)
