@@ -155,7 +155,7 @@ def actor_class(config: SlimeConfig) -> type:
             self._routepack_moves.back(restore)
 
         def _routepack_save_layout(self):
-            from app.slime.saved_layout import save_layout
+            from train_hooks.checkpoint import save_layout
 
             placement = self._routepack_restore or self._routepack_moves.whole
             if self._rank == 0 and placement is not None and self.args.save:

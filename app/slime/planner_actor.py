@@ -21,9 +21,10 @@ from app.slime.config import SlimeConfig
 from app.slime.cost import bytes_per_expert, cost_of_model
 from app.slime.messages import Placed, PlanReport, Ready, Sealed
 from app.slime.planning import RolloutPlanner, digest_of
-from app.slime.saved_layout import load_layout
 from app.slime.seams import DRIVER_SEAMS, find, with_globals
-from planner.options import MOVES_EXPERTS
+from app.slime.warm_up import compile_planner
+from planner.options import MOVES_EXPERTS, PlannerOptions
+from planner.placement import Placement
 from rollout_hooks.slime_steps import SlimeSchedule, to_slime_schedule
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,14 @@ class PlannerActor:
         self.args, self.config = args, config
         self._planner: RolloutPlanner | None = None
         self._open: dict[int, OpenRollout] = {}
+
+    def warm_up(self) -> None:
+        """Compile what planning runs; submitted before the first rollout is there."""
+        compile_planner(
+            self.config.stages() or cost_of_model(self.args, self.args.max_tokens_per_gpu),
+            self._options(),
+            pp=self.args.pipeline_model_parallel_size,
+        )
 
     def place(self, sealed: Sealed, may_move: bool = True) -> Placed:
         """The placement to commit; row searches are running when this returns.
@@ -148,13 +157,28 @@ class PlannerActor:
             policy=args.routepack_policy,
             config=self.config,
             cost=self.config.stages() or cost_of_model(args, capacity),
-            options=self.config.options(
-                shard_size=args.n_samples_per_prompt,
-                balance_data=bool(args.balance_data),
-                bytes_per_expert=bytes_per_expert(args),
-            ),
-            carried=load_layout(args.load) if moves else None,
+            options=self._options(),
+            carried=saved_placement(args.load) if moves else None,
         )
+
+    def _options(self) -> PlannerOptions:
+        return self.config.options(
+            shard_size=self.args.n_samples_per_prompt,
+            balance_data=bool(self.args.balance_data),
+            bytes_per_expert=bytes_per_expert(self.args),
+        )
+
+
+def saved_placement(folder: str | None) -> Placement | None:
+    """The placement beside the checkpoint that a job loads; None, with a warning if damaged."""
+    from train_hooks.checkpoint import load_layout
+    from train_hooks.layout import LayoutError
+
+    try:
+        return None if folder is None else load_layout(folder)
+    except LayoutError as error:  # it only saves moves: planning can start from identity
+        logger.warning("planning starts from identity: %s", error)
+        return None
 
 
 def package(args: Any, parallel: dict, data: dict, schedule: SlimeSchedule | None) -> list[Any]:
@@ -173,4 +197,6 @@ def start_planner(args: Any, config: SlimeConfig) -> Any:
     options: dict[str, Any] = {"num_cpus": config.planner.num_cores, "num_gpus": 0}
     if getattr(args, "rollout_data_transport", "object-store") == "nixl":
         options["enable_tensor_transport"] = True
-    return ray.remote(**options)(PlannerActor).remote(args, config)
+    planner = ray.remote(**options)(PlannerActor).remote(args, config)
+    planner.warm_up.remote()  # calls run in order: place(0) finds compiled kernels
+    return planner

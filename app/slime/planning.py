@@ -9,6 +9,7 @@ carried placement (`rollout_hooks.admission`).
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from rollout_hooks.admission import Admission, PlannerCalls
 from rollout_hooks.estimate import demand_shares
 from rollout_hooks.slime_windows import SealedRollout, windows_of
 
+logger = logging.getLogger(__name__)
 MEAN_FIGURES = (
     "J0_over_B",
     "J1_over_B",
@@ -128,6 +130,9 @@ class RolloutPlanner:
         may_move: False keeps the carried placement, whatever the policy.
         """
         whole, steps, positions = windows_of(sealed, self.shares)
+        if self.carried is not None and not _fits(self.carried, whole, topology):
+            logger.warning("the saved placement is of another job: planning starts from identity")
+            self.carried = None
         if self.carried is None:
             self.carried = Placement.identity(
                 whole.num_layers, whole.num_experts, topology.num_ep_ranks
@@ -271,6 +276,14 @@ class RolloutPlanner:
         except ValueError:
             return 0.0
         return result.report["joint_cost"]
+
+
+def _fits(placement: Placement, window: Window, topology: Topology) -> bool:
+    """Whether a placement has the sizes of this job; a resumed job may have another EP size."""
+    shape = (window.num_layers, window.num_experts)
+    return placement.expert_of_slot.shape == shape and (
+        placement.num_ep_ranks == topology.num_ep_ranks
+    )
 
 
 def digest_of(placement: Placement) -> str:

@@ -1,4 +1,4 @@
-"""Partial rollouts and weight versions in the adaptors' logic; slime is not needed."""
+"""Partial rollouts, weight versions and resumed jobs in the adaptors' logic, without slime."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from test_slime_logic import TOPOLOGY, job, rollout_planner, sample, sealed
 
+from app.slime import warm_up
+from planner.placement import Placement
+from planner.policy import make_plan
 from rollout_hooks.slime_capture import capture, demand_of_samples, weight_versions
 
 ABORTED, COMPLETED = SimpleNamespace(value="aborted"), SimpleNamespace(value="completed")
@@ -67,3 +71,26 @@ def test_fillers_and_versions_are_reported_beside_the_plan():
     figures = planner.report(0).figures
     assert figures["capture/filler_rows"] == len(rollout.lengths)  # the last position of each
     assert figures["capture/stale"] == 3 and figures["capture/mixed"] == 2
+
+
+def test_a_placement_of_another_ep_size_does_not_stop_planning():
+    """A job that resumes at EP 2 from a checkpoint of EP 4."""
+    planner = rollout_planner()
+    planner.carried = Placement.identity(2, 8, 4)
+    opened = planner.place(sealed(), TOPOLOGY)
+    assert opened.placement.num_ep_ranks == 2
+    assert opened.placement.num_moved(Placement.identity(2, 8, 2)) > 0
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+def test_the_planner_is_compiled_for_the_pipeline_of_the_job(pp, monkeypatch):
+    planned = []
+
+    def recording(window, topology, cost, carried, policy, options):
+        plan = make_plan(window, topology, cost, carried, policy, options)
+        planned.append((policy, topology.pp, plan.rows.num_rows > 0))
+
+    monkeypatch.setattr(warm_up, "make_plan", recording)
+    planner = rollout_planner()
+    warm_up.compile_planner(planner.cost, planner.options, pp=pp)
+    assert planned == [(policy, pp, True) for policy in ("off", "base", "full")]

@@ -7,8 +7,8 @@ import pytest
 
 from app.slime.clock import Marks, table_10
 from app.slime.config import SlimeConfigError, load_slime_config
+from app.slime.planner_actor import saved_placement
 from app.slime.rank_report import heatmap
-from app.slime.saved_layout import load_layout, save_layout
 from planner.placement import Placement
 
 
@@ -32,12 +32,13 @@ def test_table_10_counts_only_what_nothing_hid():
 
 def test_a_saved_layout_comes_back_and_a_damaged_one_is_ignored(tmp_path):
     placement = Placement(expert_of_slot=np.array([[1, 0, 2, 3]]), num_ep_ranks=2, version=5)
-    save_layout(tmp_path, placement)
-    found = load_layout(tmp_path)
+    checkpoint = pytest.importorskip("train_hooks.checkpoint")
+    checkpoint.save_layout(tmp_path, placement)
+    found = saved_placement(str(tmp_path))
     assert found.version == 5 and (found.expert_of_slot == placement.expert_of_slot).all()
-    assert load_layout(tmp_path / "elsewhere") is None
-    (tmp_path / "routepack_layout.npz").write_bytes(b"PK damaged")
-    assert load_layout(tmp_path) is None
+    assert saved_placement(str(tmp_path / "elsewhere")) is saved_placement(None) is None
+    (tmp_path / checkpoint.LAYOUT_FILE).write_text("{damaged")
+    assert saved_placement(str(tmp_path)) is None
 
 
 def test_configuration_names_field_value_and_remedy(tmp_path):
