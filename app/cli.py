@@ -79,15 +79,45 @@ def _output(arguments) -> Path:
 def _add_train(commands) -> None:
     command = commands.add_parser("train", help="train on this machine under one policy")
     _add_run_options(command)
-    command.add_argument("--policy", required=True, choices=POLICIES)
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--policy", choices=POLICIES)
+    what.add_argument(
+        "--online", action="store_true", help="let several policies learn, and compare the rewards"
+    )
+    command.add_argument(
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=["off", "base", "reroute", "full"],
+        help="of --online (default off base reroute full)",
+    )
     command.add_argument("--windows", type=_positive, metavar="N", help="windows to train")
-    command.add_argument("--output", metavar="DIR", help="default runs/train")
+    command.add_argument("--seeds", type=_positive, metavar="N", help="of --online")
+    command.add_argument("--output", metavar="DIR", help="default runs/train or runs/online")
     command.add_argument("--resume", metavar="DIR", help="checkpoint folder to go on from")
+    command.add_argument("--report", metavar="HTML", help="write the page here")
 
     def run(arguments):
+        config = _configuration(arguments)
+        if arguments.online:
+            from app.online import train_online
+
+            if arguments.resume:
+                raise ValueError(
+                    "--resume: an online comparison starts every run anew; leave it out"
+                )
+            train_online(
+                config,
+                tuple(arguments.policies),
+                Path(arguments.output or Path("runs") / "online"),
+                arguments.json,
+                num_windows=arguments.windows,
+                num_seeds=arguments.seeds,
+                report=arguments.report,
+            )
+            return
         from app.train import train
 
-        config = _configuration(arguments)
         train(
             config,
             arguments.policy,
@@ -95,6 +125,7 @@ def _add_train(commands) -> None:
             arguments.json,
             arguments.windows,
             resume=arguments.resume,
+            report=arguments.report,
         )
 
     command.set_defaults(run=run)
@@ -108,13 +139,19 @@ def _add_compare(commands) -> None:
     )
     command.add_argument("--quick", action="store_true", help="4 windows, 2 repeats")
     command.add_argument("--output", metavar="DIR", help="default runs/compare")
+    command.add_argument("--report", metavar="HTML", help="write the page here")
 
     def run(arguments):
         from app.compare import compare
 
         policies = tuple(arguments.policies)
         compare(
-            _configuration(arguments), policies, _output(arguments), arguments.json, arguments.quick
+            _configuration(arguments),
+            policies,
+            _output(arguments),
+            arguments.json,
+            arguments.quick,
+            arguments.report,
         )
 
     command.set_defaults(run=run)

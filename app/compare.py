@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from app.config import RunConfig
-from app.figures import write_figures
 from app.local.compare import CONTROL, IDEAL, Comparison, Measurement, compare_rank
 from app.local.ranks import run_ranks
 from app.local.rollout_server import rollout_server
 from app.local.warmup import ensure_warm
 from app.plots import plot_rank_load
 from app.progress import print_table
+from app.report.command import checked_page, write_results
 from app.statistics import Spread, spread
 from app.wandb_log import WandbLog
 
@@ -33,9 +33,16 @@ RATIOS = {
 
 
 def compare(
-    config: RunConfig, policies: tuple[str, ...], output: Path, json_path: str | None, quick: bool
+    config: RunConfig,
+    policies: tuple[str, ...],
+    output: Path,
+    json_path: str | None,
+    quick: bool,
+    report: str | None = None,
 ) -> dict[str, float]:
-    """Measure, print the table, write wandb runs, PNG and JSON; return the figures."""
+    """Measure, print the table, write wandb runs, PNG, JSON and page; return the figures."""
+    if report is not None:
+        checked_page(report, "--report")
     if quick:
         config = replace(config, compare=replace(config.compare, **QUICK))
     policies = tuple(dict.fromkeys(("off", "base", *policies)))
@@ -58,7 +65,7 @@ def compare(
         "rank_load": result.rank_load,
         "rows": result.rows,
     }
-    write_figures(json_path, "compare", figures, skipped, details)
+    write_results("compare", figures, skipped, details, json_path, report)
     _print(config, result, policies, figures, skipped, picture)
     return figures
 

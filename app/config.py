@@ -252,6 +252,40 @@ class CompareConfig:
 
 
 @_section
+class OnlineConfig:
+    """`routepack train --online`: every policy learns, from the same start, on the same prompts.
+
+    `rollout`, `tasks`, `train` and `warmup` replace the run's sections of the same name.
+    """
+
+    num_windows: int = Field(default=60, ge=2)
+    """Windows of every run."""
+    num_seeds: int = Field(default=3, ge=1)
+    """Runs of every policy, with seeds `seed`, `seed + 1`, ...: they draw prompts and samples."""
+    num_edge_windows: int = Field(default=10, ge=1)
+    """Windows at both ends whose mean rewards are compared, and length of a resampled block."""
+    rollout: RolloutConfig = Field(
+        default_factory=lambda: RolloutConfig(num_groups=16, group_size=8, max_new_tokens=32)
+    )
+    tasks: TasksConfig = Field(
+        default_factory=lambda: TasksConfig(length_median=8.0, length_sigma=0.4, length_max=24)
+    )
+    train: TrainConfig = Field(
+        default_factory=lambda: TrainConfig(num_steps_per_rollout=2, lr=5e-4)
+    )
+    warmup: WarmupConfig = Field(default_factory=lambda: WarmupConfig(num_steps=40, batch_size=16))
+
+    @model_validator(mode="after")
+    def _ends_do_not_overlap(self):
+        if 2 * self.num_edge_windows > self.num_windows:
+            raise ValueError(
+                f"num_edge_windows {self.num_edge_windows}: the first and the last windows overlap "
+                f"in num_windows {self.num_windows}; use at most half of them"
+            )
+        return self
+
+
+@_section
 class RunConfig:
     """A whole run."""
 
@@ -269,6 +303,7 @@ class RunConfig:
     wandb: WandbConfig = Field(default_factory=WandbConfig)
     warmup: WarmupConfig = Field(default_factory=WarmupConfig)
     compare: CompareConfig = Field(default_factory=CompareConfig)
+    online: OnlineConfig = Field(default_factory=OnlineConfig)
 
     @model_validator(mode="after")
     def _sizes_fit(self):

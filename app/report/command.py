@@ -11,6 +11,7 @@ from app.figures import write_figures
 from app.report.advice import advice_sections
 from app.report.calibration import calibration_sections
 from app.report.comparison import comparison_sections
+from app.report.online import online_sections
 from app.report.page import Section, page
 from app.report.replay import replay_sections
 from app.report.shared import figures_section
@@ -92,6 +93,7 @@ def render(content: Mapping[str, Any], source: str) -> str:
     kinds: dict[str, Callable[[Mapping[str, Any]], list[Section]]] = {
         "compare": comparison_sections,
         "train": training_sections,
+        "online": online_sections,
         "replay": replay_sections,
         "advise": advice_sections,
         "calibrate": calibration_sections,
