@@ -139,6 +139,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
         "--ilp-sizes", type=positive, nargs="+", default=[32, 64, 128, 256], metavar="N"
     )
     command.add_argument("--output", metavar="DIR", help="write pictures here")
+    command.add_argument("--report", metavar="HTML", help="write the page here")
 
     def run(arguments: argparse.Namespace) -> None:
         from app.replay import replay
@@ -155,6 +156,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
             ilp_sizes=arguments.ilp_sizes,
             output=arguments.output,
             json_file=arguments.json,
+            page=arguments.report,
         )
 
     command.set_defaults(run=run)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from app.figures import write_figures
 from app.progress import print_table
+from app.report.command import checked_page, write_results
+from app.report.plan_details import rank_load_detail, rows_detail
 from app.studies.communication import study_communication
 from app.studies.ilp import study_ilp
 from app.studies.labels import read_labels
@@ -18,6 +20,7 @@ from app.studies.rescheduling import SCHEDULES, study_rescheduling
 from app.studies.result import StudyResult
 from app.studies.skew import study_skew
 from planner.placement import rank_load
+from planner.plan import Plan
 from planner.policy import PlannerOptions
 
 STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
@@ -34,6 +37,7 @@ class Report:
     figures: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def add(self, result: StudyResult) -> None:
         print(result.title)  # not as the table's title, which wraps at the table's width
@@ -67,12 +71,17 @@ def replay(
     ilp_sizes: Sequence[int] = (32, 64, 128, 256),
     output: str | None = None,
     json_file: str | None = None,
+    page: str | None = None,
 ) -> dict[str, float]:
     """Run the studies, print their tables, draw their pictures, write and return the figures.
+
+    page: an HTML page to write as well.
 
     A study that the source does not allow is skipped with its reason. Raises ValueError naming what
     is wrong with the source or the sizes.
     """
+    if page is not None:
+        checked_page(page, "--report")
     print(recording.title)
     report = Report(output=Path(output) if output else None)
     if recording.is_aggregate:
@@ -101,8 +110,9 @@ def replay(
         "num_windows": len(recording.windows),
         "mode": options.rows,
         "pictures": report.pictures,
+        **report.details,
     }
-    write_figures(json_file, "replay", report.figures, report.skipped, details)
+    write_results("replay", report.figures, report.skipped, details, json_file, page)
     return report.figures
 
 
@@ -119,9 +129,26 @@ def _policies(
         from app.plots import plot_rank_load
 
         window = recording.windows[-1]
-        before, after = recording.identity(), study.last_placement[policies[-1]]
+        before, after = recording.identity(), study.last_plan[policies[-1]].placement
         loads = [rank_load(window.expert_load, placement) for placement in (before, after)]
         plot_rank_load(loads[0], loads[1], window.layer_numbers, path)
+    report.details |= _plan_details(recording, study.last_plan, policies)
+
+
+def _plan_details(
+    recording: Recording, plans: dict[str, Plan], policies: Sequence[str]
+) -> dict[str, Any]:
+    """What the page draws of the last window: off beside full, or beside the last policy."""
+    window = recording.windows[-1]
+    shown = "full" if "full" in plans else policies[-1]
+    return {
+        "rank_load": rank_load_detail(window, recording.identity(), plans[shown].placement),
+        "rows": {
+            policy: rows_detail(plans[policy], window, recording.topology, recording.cost)
+            for policy in dict.fromkeys(("off", shown))
+            if policy in plans
+        },
+    }
 
 
 def _rescheduling(recording: Recording, options: PlannerOptions, report: Report) -> None:

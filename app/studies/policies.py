@@ -63,7 +63,8 @@ class PolicyStudy:
     result: StudyResult
     splits: dict[str, list[Split]]
     """By policy, one for each window."""
-    last_placement: dict[str, Placement]
+    last_plan: dict[str, Plan]
+    """By policy, of the last window."""
 
 
 def study_policies(
@@ -78,15 +79,15 @@ def study_policies(
     figures: dict[str, float] = {}
     rows = []
     splits: dict[str, list[Split]] = {}
-    placements: dict[str, Placement] = {}
+    plans: dict[str, Plan] = {}
     said: set[str] = set()
     steps = [(policy, k) for policy in policies for k in range(len(recording.windows))]
     reports: dict[str, list[dict[str, float]]] = {policy: [] for policy in policies}
     for policy, k in track(steps, "policies"):
         window = recording.windows[k]
-        carried = placements.get(policy) or recording.identity()
+        carried = plans[policy].placement if policy in plans else recording.identity()
         plan = _plan(recording, window, carried, policy, options, said)
-        placements[policy] = plan.placement
+        plans[policy] = plan
         splits.setdefault(policy, []).append(split_of(recording, window, plan))
         reports[policy].append(_with_savings(plan.report, base[k]))
     for policy in policies:
@@ -109,7 +110,7 @@ def study_policies(
         rows=rows,
         figures=figures,
     )
-    return PolicyStudy(result=result, splits=splits, last_placement=placements)
+    return PolicyStudy(result=result, splits=splits, last_plan=plans)
 
 
 def _with_savings(report: dict[str, float], base_makespan: float) -> dict[str, float]:
