@@ -265,15 +265,15 @@ class OnlineConfig:
     num_edge_windows: int = Field(default=10, ge=1)
     """Windows at both ends whose mean rewards are compared, and length of a resampled block."""
     rollout: RolloutConfig = Field(
-        default_factory=lambda: RolloutConfig(num_groups=16, group_size=8, max_new_tokens=32)
+        default_factory=lambda: RolloutConfig(num_groups=16, group_size=8, max_new_tokens=24)
     )
     tasks: TasksConfig = Field(
-        default_factory=lambda: TasksConfig(length_median=8.0, length_sigma=0.4, length_max=24)
+        default_factory=lambda: TasksConfig(length_median=8.0, length_sigma=0.3, length_max=16)
     )
     train: TrainConfig = Field(
         default_factory=lambda: TrainConfig(num_steps_per_rollout=2, lr=5e-4)
     )
-    warmup: WarmupConfig = Field(default_factory=lambda: WarmupConfig(num_steps=40, batch_size=16))
+    warmup: WarmupConfig = Field(default_factory=lambda: WarmupConfig(num_steps=25, batch_size=16))
 
     @model_validator(mode="after")
     def _ends_do_not_overlap(self):
