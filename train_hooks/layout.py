@@ -35,6 +35,7 @@ class ExpertLayout:
                 "config.num_moe_experts is not set: RoutePack balances mixture-of-experts models; "
                 "run a dense model with --routepack-policy off"
             )
+        self.config = first.config
         self.layers = moe_layers(model_chunks)
         self.num_experts: int = first.config.num_moe_experts
         self.num_ep_ranks: int = mpu.get_expert_model_parallel_world_size()

@@ -81,7 +81,7 @@ def _set_routing(layout: ExpertLayout, batch: MicroBatch, routing: Routing) -> N
     if routing == "free" or batch.routed is None:
         layout.replay.use(batch.row, None, None)
         return
-    config = next(iter(layout.layers.values())).config
+    config = layout.config
     num_experts, num_tokens = config.num_moe_experts, batch.tokens.size(1)
     num_layers = sum(config.moe_layer_freq) if isinstance(config.moe_layer_freq, list) else None
     ids = batch.routed.long()

@@ -55,4 +55,4 @@ def max_difference(a: dict[ExpertKey, torch.Tensor], b: dict[ExpertKey, torch.Te
     """Return the largest absolute difference over tensors of equal keys."""
     if a.keys() != b.keys():
         raise ValueError(f"different keys: {sorted({*a} ^ {*b})[:4]}")
-    return max((a[k].float() - b[k].float()).abs().max().item() for k in a)
+    return max(((a[k].float() - b[k].float()).abs().max().item() for k in a), default=0.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.layers import _initialize_affine_weight_gpu
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
@@ -31,7 +33,7 @@ class PackedAttention(MegatronModule):
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         assert dropout == 0
         self.scale = softmax_scale
-        self.num_parts = config.context_parallel_size  # each CP rank attends to its own part
+        self.num_parts = config.context_parallel_size
 
     def forward(
         self,
@@ -49,14 +51,41 @@ class PackedAttention(MegatronModule):
             return out.reshape(query.size(0), query.size(1), -1)
         # thd: [token, head, channel]
         lengths = (packed_seq_params.cu_seqlens_q.diff() // self.num_parts).tolist()
+        if self.num_parts > 1:
+            return self._attend_across_parts(query, key, value, lengths)
         parts = zip(query.split(lengths), key.split(lengths), value.split(lengths))
         return torch.cat([self._attend(q[None], k[None], v[None])[0] for q, k, v in parts])
 
-    def _attend(self, q, k, v):
+    def _attend_across_parts(self, query, key, value, lengths):
+        """Context parallelism: gather keys and values, mask by position (zigzag parts, as Megatron
+        cuts them: of 2 x CP blocks rank r holds block r and block 2 x CP - 1 - r)."""
+        group = mpu.get_context_parallel_group()
+        rank, size = group.rank(), group.size()
+        keys, values = (
+            torch.stack(gather_from_sequence_parallel_region(x, group=group).chunk(size))
+            for x in (key, value)
+        )
+        outputs, start = [], 0
+        for length in lengths:
+            mine = slice(start, start + length)
+            block = torch.arange(length // 2)
+            positions = [
+                torch.cat([block + r * len(block), block + (2 * size - 1 - r) * len(block)])
+                for r in range(size)
+            ]
+            mask = positions[rank][:, None] >= torch.cat(positions)[None]
+            k, v = (x[:, mine].flatten(0, 1)[None] for x in (keys, values))
+            outputs.append(self._attend(query[None, mine], k, v, mask)[0])
+            start += length
+        return torch.cat(outputs)
+
+    def _attend(self, q, k, v, mask=None):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if k.size(1) != q.size(1):
             k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale
+        )
         return out.transpose(1, 2)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):

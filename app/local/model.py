@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
@@ -163,7 +166,12 @@ def build_megatron(config: TransformerConfig, vp_stage: int | None = None) -> GP
         rotary_percent=ROTARY_PERCENT,
         rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=False,
+        mtp_block_spec=_mtp_spec(config, spec, vp_stage) if config.mtp_num_layers else None,
         pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,
     )
+
+
+def _mtp_spec(config: TransformerConfig, decoder, vp_stage: int | None):
+    return get_gpt_mtp_block_spec(config, decoder, use_transformer_engine=False, vp_stage=vp_stage)

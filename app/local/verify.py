@@ -197,7 +197,7 @@ def _commit(session: Session, placement: Placement) -> None:
 def random_placement(like: Placement, seed: int) -> Placement:
     """A placement with every layer permuted at random, the successor of `like`."""
     rng = np.random.default_rng(seed)
-    shuffled = np.stack([rng.permutation(layer) for layer in like.expert_of_slot])
+    shuffled = rng.permuted(like.expert_of_slot, axis=1)
     return Placement(
         expert_of_slot=shuffled.astype(np.int32),
         num_ep_ranks=like.num_ep_ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,7 +12,9 @@ class StateLayout:
 
     world = tp x cp x pp x dp; EP ranks are taken from tp x cp x dp.
     recompute: None, "full" or "selective". optimizer: "adam", "none" (a reference model), or
-    "stateless" (no moments). frozen_experts: experts without gradients.
+    "stateless" (no moments). frozen_experts: experts without gradients. num_dense_layers: of the
+    four layers, the first ones; two leave the first of two stages without experts. routing: "free"
+    lets routers choose, for what replay leaves no say (losses on the router, dropped tokens).
     """
 
     name: str
@@ -33,8 +36,17 @@ class StateLayout:
     staging_mb: float = 256
     bias_update_rate: float = 0.0
     dispatcher: str = "alltoall"
+    num_groups: int = 1
+    num_dense_layers: int = 1
+    num_mtp_layers: int = 0
+    aux_loss_coeff: float = 0.0
+    z_loss_coeff: float = 0.0
+    capacity_factor: float | None = None
+    pad_to_capacity: bool = False
+    routing: Literal["replay", "free"] = "replay"
 
 
+# fmt: off
 RUN = (
     StateLayout(name="EP 2, fp32"),
     StateLayout(name="EP 2, bf16 with fp32 main shards", bf16=True),
@@ -56,10 +68,18 @@ RUN = (
     StateLayout(name="EP 2, no optimizer", optimizer="none"),
     StateLayout(name="EP 2, optimizer without moments", optimizer="stateless", bf16=True),
     StateLayout(name="TP 2 with sequence parallel, EP 2", tp=2),
-    StateLayout(name="CP 2, EP 2 (attention within each part)", cp=2),
+    StateLayout(name="CP 2, EP 2", cp=2),
+    StateLayout(name="EP 2, group limits, auxiliary and z losses", num_groups=4, routing="free",
+                aux_loss_coeff=1e-2, z_loss_coeff=1e-3),
+    StateLayout(name="EP 2, tokens over capacity dropped", routing="free", capacity_factor=0.8),
+    StateLayout(name="EP 2, dropped and padded to capacity", routing="free", capacity_factor=0.8,
+                pad_to_capacity=True),
+    StateLayout(name="EP 2, an MTP layer at identity", num_mtp_layers=1),
     StateLayout(name="EP 4", world=4, ep=4),
     StateLayout(name="EP 2 x EDP 2, cut experts", world=4, bf16=True),
     StateLayout(name="EP 2 x EDP 2, fp32, many buckets", world=4, bucket_size=3000),
     StateLayout(name="PP 2 x EP 2", world=4, pp=2),
+    StateLayout(name="PP 2 x EP 2, a stage of dense layers", world=4, pp=2, num_dense_layers=2),
     StateLayout(name="PP 2, VPP 2 x EP 2, full recompute", world=4, pp=2, vpp=2, recompute="full"),
 )
+# fmt: on

@@ -26,7 +26,8 @@ class Proof:
     """What one layout showed, summed over ranks and stages.
 
     num_different: tensors that changed by logical expert in the move. num_later: that differ from
-    the undisturbed run three steps later; loss_difference: largest loss difference of these steps.
+    the undisturbed run three steps later, routers and their biases included; loss_difference:
+    largest loss difference of these steps.
     noticed: whether the run noticed a layout changed without its state (negative control).
     """
 
@@ -83,6 +84,7 @@ def _prove(shape: StateLayout) -> Proof:
     losses = [abs(alone.step(s) - moved.step(s)) for s in steps]
     later_alone = state_by_expert(alone.layout, alone.state)
     later_moved = state_by_expert(moved.layout, moved.state)
+    routers_differ = _num_routers_different(alone, moved)
     moved.layout.finish_change(
         replace(random_placement(placement, seed=12), version=moved.layout.version)
     )
@@ -90,7 +92,7 @@ def _prove(shape: StateLayout) -> Proof:
     totals = _sum_over_stages(
         len(before),
         num_different(before, after),
-        num_different(later_alone, later_moved),
+        num_different(later_alone, later_moved) + routers_differ,
         report.bytes_sent,
     )
     num_tensors, num_wrong, num_later, num_bytes = totals
@@ -105,6 +107,15 @@ def _prove(shape: StateLayout) -> Proof:
         moved_mb=num_bytes / 2**20,
         seconds=time.perf_counter() - started,
         noticed=control > 1e-6,
+    )
+
+
+def _num_routers_different(alone: MatrixTrainer, moved: MatrixTrainer) -> int:
+    """Router weights and expert biases that differ: they are logical and never move."""
+    return sum(
+        not torch.equal(getattr(alone.layout.layers[n].router, name), getattr(layer.router, name))
+        for n, layer in moved.layout.layers.items()
+        for name in ("weight", "expert_bias")
     )
 
 

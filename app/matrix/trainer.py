@@ -53,6 +53,17 @@ class StatelessSGD(torch.optim.Optimizer):
                     param.add_(param.grad.sign(), alpha=-group["lr"])
 
 
+def model_of(shape: StateLayout) -> ModelConfig:
+    """The small model of one layout."""
+    return replace(
+        MODEL,
+        top_k=shape.top_k,
+        num_groups=shape.num_groups,
+        group_top_k=1,
+        num_dense_layers=shape.num_dense_layers,
+    )
+
+
 class MatrixTrainer:
     """One rank of one state layout; the process groups must be initialised."""
 
@@ -60,8 +71,7 @@ class MatrixTrainer:
         self.shape = shape
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         dtype = torch.bfloat16 if shape.bf16 else torch.float32
-        model = replace(MODEL, top_k=shape.top_k)
-        self.config = megatron_config(model, shape.ep, **_changes(shape, dtype))
+        self.config = megatron_config(model_of(shape), shape.ep, **_changes(shape, dtype))
         self.config.finalize_model_grads_func = finalize_model_grads
         chunks = [
             build_megatron(self.config, stage if shape.vpp > 1 else None)
@@ -92,15 +102,17 @@ class MatrixTrainer:
 
     def step(self, seed: int) -> float:
         """One optimizer step on the random rows of `seed`; returns the loss summed over ranks."""
-        batches = random_rows(self.shape, seed)
+        batches, routing = random_rows(self.shape, seed), self.shape.routing
         if self.optimizer is None:
             with torch.no_grad():
-                outputs = execute_rows(self.chunks, batches, _loss, self.layout, forward_only=True)
+                outputs = execute_rows(
+                    self.chunks, batches, _loss, self.layout, routing=routing, forward_only=True
+                )
             return _summed(outputs)
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        outputs = execute_rows(self.chunks, batches, _loss, self.layout)
+        outputs = execute_rows(self.chunks, batches, _loss, self.layout, routing=routing)
         self.committer.finish()
         self.optimizer.step()
         return _summed(outputs)
@@ -154,7 +166,7 @@ def random_rows(shape: StateLayout, seed: int) -> list[MicroBatch]:
 
 
 def _random_row(shape: StateLayout, row: int, generator: torch.Generator) -> MicroBatch:
-    num_moe = len(MODEL.moe_layers)
+    num_moe = len(model_of(shape).moe_layers)
     trajectories = []
     lengths = torch.Generator().manual_seed(row)  # CP ranks must cut the same trajectories
     for _ in range(3):
@@ -189,7 +201,15 @@ def _changes(shape: StateLayout, dtype: torch.dtype) -> dict:
         variable_seq_lengths=shape.pp > 1,
         moe_token_dispatcher_type=shape.dispatcher,
         moe_router_bias_update_rate=shape.bias_update_rate,
+        moe_z_loss_coeff=shape.z_loss_coeff or None,
+        moe_expert_capacity_factor=shape.capacity_factor,
+        moe_pad_expert_input_to_capacity=shape.pad_to_capacity,
+        mtp_num_layers=shape.num_mtp_layers or None,
     )
+    if shape.aux_loss_coeff:
+        changes |= dict(
+            moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=shape.aux_loss_coeff
+        )
     if shape.vpp > 1:
         # With two stages both neighbours are one rank: Megatron then needs unbatched p2p to tell
         # forward from backward, and exchanges no shapes, so that rows are padded to one length.
