@@ -7,7 +7,6 @@ PYTHONPATH. One run (two rollouts on two CPU ranks under real Ray) takes 40 to 6
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -16,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-EXTRA = [p for p in os.environ.get("ROUTEPACK_SLIME_PATH", "").split(":") if p]
-sys.path[:0] = [str(HERE), *EXTRA]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tests_of_slime import EXTRA, slime_environment
+
+sys.path[1:1] = EXTRA
 
 
 def _why_not() -> str | None:
@@ -75,39 +75,34 @@ class SlimeRun:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory) -> Path:
-    """The tiny checkpoint and four rollout dumps."""
+    """The tiny checkpoint, prompts and four rollout dumps.
+
+    The same with four layers in `deep`, dumps with nine siblings in `fan`.
+    """
     folder = tmp_path_factory.mktemp("slime_inputs")
     code = (
         "from slime_on_cpu.install import install; install()\n"
         "from pathlib import Path\n"
         "from slime_on_cpu import make_inputs as m\n"
-        f"m.make_checkpoint(Path({str(folder)!r}) / 'hf'); m.make_rollouts(Path({str(folder)!r}))"
+        f"m.make_checkpoint(Path({str(folder)!r}) / 'hf'); m.make_rollouts(Path({str(folder)!r}))\n"
+        f"deep = Path({str(folder)!r}) / 'deep'\n"
+        "m.make_checkpoint(deep / 'hf', num_layers=4); m.make_rollouts(deep, num_layers=4)\n"
+        f"fan = Path({str(folder)!r}) / 'fan'; fan.mkdir()\n"
+        "m.make_rollouts(fan, num_siblings=9)\n"
+        f"m.make_prompts(Path({str(folder)!r}))"
     )
-    subprocess.run([sys.executable, "-c", code], env=_environment(folder), check=True)
+    subprocess.run([sys.executable, "-c", code], env=slime_environment(folder), check=True)
     return folder
-
-
-def _environment(output: Path, **more: str) -> dict[str, str]:
-    path = [str(ROOT), str(HERE), *EXTRA, os.environ.get("PYTHONPATH", "")]
-    fixed = {
-        "PYTHONPATH": ":".join(p for p in path if p),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "HF_HUB_OFFLINE": "1",
-        "SLIME_ACCELERATOR": "cpu",
-        "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "ROUTEPACK_TEST_OUTPUT": str(output),
-    }
-    return {**os.environ, **fixed, **more}
 
 
 @pytest.fixture(scope="session")
 def run_slime(inputs, tmp_path_factory):
-    """Run MODULE (`train`, `app.slime_train`, ...) with slime's tiny arguments and more flags."""
+    """Run MODULE (`train`, `app.slime_train`, ...) with slime's tiny arguments and more flags.
+
+    num_engine_gpus: rollouts come from one stand-in engine of this size instead of the dumps.
+    """
     from slime_on_cpu.make_inputs import arguments as tiny_arguments
+    from slime_on_cpu.make_inputs import generated
 
     finished: dict[tuple, SlimeRun] = {}
 
@@ -118,6 +113,8 @@ def run_slime(inputs, tmp_path_factory):
         ep: int = 2,
         config: str | None = None,
         arguments: list[str] | None = None,
+        num_engine_gpus: int = 0,
+        colocate: bool = False,
         check: bool = True,
         timeout: float = 600,
         **environment: str,
@@ -129,6 +126,8 @@ def run_slime(inputs, tmp_path_factory):
             ep,
             config,
             bool(arguments),
+            num_engine_gpus,
+            colocate,
             tuple(sorted(environment.items())),
         )
         if key in finished:
@@ -143,11 +142,15 @@ def run_slime(inputs, tmp_path_factory):
             )
             more += ["--routepack-config", str(folder / "routepack.yaml")]
         command = [sys.executable, "-m", "slime_on_cpu.run_driver", module]
-        command += [*(arguments or tiny_arguments(inputs, num_gpus=num_gpus, ep=ep)), *more]
+        rollouts = generated(inputs, num_engine_gpus) if num_engine_gpus else None
+        environment |= {"ROUTEPACK_TEST_ROUTER": "1"} if num_engine_gpus else {}
+        num_all = num_gpus + (0 if colocate else num_engine_gpus)
+        command += arguments or tiny_arguments(inputs, num_gpus=num_gpus, ep=ep, rollouts=rollouts)
+        command += more
         command = [part.replace("OUTPUT", str(folder)) for part in command]
         done = subprocess.run(
             command,
-            env=_environment(folder, ROUTEPACK_TEST_GPUS=str(num_gpus), **environment),
+            env=slime_environment(folder, ROUTEPACK_TEST_GPUS=str(num_all), **environment),
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

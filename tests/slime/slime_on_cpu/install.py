@@ -33,6 +33,7 @@ def install() -> None:
             "megatron.core.tensor_parallel.random": _patch_random,
             "megatron.core.transformer.moe.moe_utils": _patch_moe,
             "megatron.core.transformer.moe.token_dispatcher": _patch_moe,
+            "megatron.core.optimizer.distrib_optimizer": _patch_optimizer,
             "slime.utils.reloadable_process_group": _patch_process_group,
         }
     )
@@ -167,3 +168,20 @@ def _patch_process_group(module) -> None:
                 return self._fwd(_name, *args, **kwargs)
 
             setattr(group, name, forward)
+
+
+def _patch_optimizer(module) -> None:
+    """Megatron asks a fresh optimizer for its step before it loads one; only TE's has an answer.
+
+    (`state_dict`: `assert len(steps) == 1`.) Torch's Adam gets its state first, by Megatron's own
+    function for that, which changes no parameter without weight decay.
+    """
+    optimizer = module.DistributedOptimizer
+    original = optimizer.sharded_state_dict
+
+    def sharded_state_dict(self, model_sharded_state_dict=None, is_loading=False, **kwargs):
+        if is_loading and not self.optimizer.state:
+            self._init_optimizer_states_with_dummy_values()
+        return original(self, model_sharded_state_dict or {}, is_loading, **kwargs)
+
+    optimizer.sharded_state_dict = sharded_state_dict

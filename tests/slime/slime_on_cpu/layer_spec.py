@@ -1,13 +1,16 @@
 """`--spec slime_on_cpu.layer_spec get_spec`: Megatron's layers for a CPU, with production names.
 
-Core attention is torch's SDPA per packed sequence; the experts are Megatron's own TEGroupedMLP over
+Core attention is torch's SDPA per packed sequence, under CP against keys gathered from all ranks;
+the experts are Megatron's own TEGroupedMLP over
 a grouped linear with TE's parameter names, which slime's weight sync and checkpoints rely on.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core import mpu
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel import ColumnParallelLinear
@@ -17,6 +20,31 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import TEGroupedMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+
+class GatherFromCP(torch.autograd.Function):
+    """`[rank, ...]` of all CP ranks; gradients of a rank's part are summed over them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        group = mpu.get_context_parallel_group()
+        parts = [torch.empty_like(x) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        group = mpu.get_context_parallel_group()
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=group)
+        return gradient[group.rank()]
+
+
+def zigzag(length: int, size: int, rank: int) -> torch.Tensor:
+    """Positions of a sequence that `rank` holds (slime/backends/megatron_utils/cp_utils.py)."""
+    chunk = length // (2 * size)
+    first = torch.arange(chunk)
+    return torch.cat([first + rank * chunk, first + (2 * size - rank - 1) * chunk])
 
 
 class PackedAttention(MegatronModule):
@@ -47,13 +75,21 @@ class PackedAttention(MegatronModule):
         attention_bias=None,
         packed_seq_params=None,
     ):
-        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        size, rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
+        lengths = (packed_seq_params.cu_seqlens_q.diff() // size).tolist()
         repeat = query.shape[-2] // key.shape[-2]
         outputs = []
         for parts in zip(query.split(lengths), key.split(lengths), value.split(lengths)):
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in parts)
+            mask = None
+            if size > 1:
+                held = [zigzag(size * q.shape[2], size, r) for r in range(size)]
+                k, v = (torch.cat(tuple(GatherFromCP.apply(x)), dim=2) for x in (k, v))
+                mask = held[rank][:, None] >= torch.cat(held)[None, :]
             k, v = (x.repeat_interleave(repeat, 1) for x in (k, v))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale
+            )
             outputs.append(out.squeeze(0).transpose(0, 1))
         return torch.cat(outputs).flatten(1)
 
@@ -131,6 +167,7 @@ class NormColumnLinear(ColumnParallelLinear):
         super().__init__(input_size, output_size, config=config, **kwargs)
         weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
         weight.allreduce = True
+        weight.sequence_parallel = config.sequence_parallel
         self.layer_norm_weight, self.eps = weight, config.layernorm_epsilon
 
     def forward(self, x, *args, **kwargs):

@@ -38,12 +38,13 @@ CONFIG = dict(
 )
 
 
-def make_checkpoint(folder: Path) -> None:
+def make_checkpoint(folder: Path, num_layers: int = NUM_LAYERS) -> None:
     """Write config.json, model.safetensors and the tokenizer."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    config = {**CONFIG, "num_hidden_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
 
     def random(*shape):
@@ -55,7 +56,7 @@ def make_checkpoint(folder: Path) -> None:
         "lm_head.weight": random(VOCAB, HIDDEN),
         "model.norm.weight": ones(HIDDEN),
     }
-    for layer in range(NUM_LAYERS):
+    for layer in range(num_layers):
         p = f"model.layers.{layer}."
         state |= {
             p + "self_attn.q_proj.weight": random(HEADS * HEAD_DIM, HIDDEN),
@@ -90,25 +91,37 @@ def _make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def make_rollouts(folder: Path, num_rollouts: int = 4, num_samples: int = 16) -> None:
-    """Write `rollout_{i}.pt` as slime's --save-debug-rollout-data does; experts 0 and 1 are hot."""
+def make_rollouts(
+    folder: Path,
+    num_rollouts: int = 4,
+    num_samples: int = 16,
+    num_layers: int = NUM_LAYERS,
+    num_experts: int = NUM_EXPERTS,
+    top_k: int = TOP_K,
+    num_siblings: int = 0,
+) -> None:
+    """Write `rollout_{i}.pt` as slime's --save-debug-rollout-data does; experts 0 and 1 are hot.
+
+    num_siblings: further samples, siblings of the first ones by `rollout_id`.
+    """
     from slime.utils.types import Sample
 
     generator = torch.Generator().manual_seed(1)
-    weights = torch.tensor([8.0, 6, 1, 1, 1, 1, 1, 1])
+    weights = torch.tensor([8.0, 6] + [1] * (num_experts - 2))
     for rollout_id in range(num_rollouts):
         samples = []
-        for i in range(num_samples):
+        for i in range(num_samples + num_siblings):
             num_prompt = 4
             num_new = int(torch.randint(6, 40, (1,), generator=generator))
             total = num_prompt + num_new
             tokens = torch.randint(2, VOCAB, (total,), generator=generator).tolist()
-            rows = weights.expand((total - 1) * NUM_LAYERS, NUM_EXPERTS)
-            routed = torch.multinomial(rows, TOP_K, generator=generator)
-            routed = routed.reshape(total - 1, NUM_LAYERS, TOP_K).to(torch.int32)
+            rows = weights.expand((total - 1) * num_layers, num_experts)
+            routed = torch.multinomial(rows, top_k, generator=generator)
+            routed = routed.reshape(total - 1, num_layers, top_k).to(torch.int32)
             sample = Sample(
-                group_index=i // 4,
-                index=rollout_id * num_samples + i,
+                group_index=i % num_samples // 4,
+                index=rollout_id * (num_samples + num_siblings) + i,
+                rollout_id=i % num_samples if num_siblings else None,
                 prompt="t2 t3",
                 tokens=tokens,
                 response="x",
@@ -126,14 +139,43 @@ def make_rollouts(folder: Path, num_rollouts: int = 4, num_samples: int = 16) ->
         )
 
 
-def arguments(folder: Path, *, num_gpus: int = 2, ep: int = 2) -> list[str]:
+def make_prompts(folder: Path) -> None:
+    """Write prompts.jsonl, and hard.jsonl: 4 is slow, 5, 7, 8 are dull (`slime_on_cpu.engine`)."""
+    from slime_on_cpu.engine import DULL, SLOW
+
+    hard = {4: SLOW, 5: DULL, 7: DULL, 8: DULL}
+    for name, last in (("prompts", {}), ("hard", hard)):
+        lines = [{"text": f"t5 t{10 + i} t{last.get(i, 30 + i)}"} for i in range(40)]
+        text = "\n".join(json.dumps(line) for line in lines)
+        (folder / f"{name}.jsonl").write_text(text + "\n")
+
+
+def recorded(folder: Path) -> str:
+    """Flags of a job that trains on the dumps, without any engine."""
+    return (
+        "--rollout-num-gpus 0 --debug-train-only --disable-rollout-global-dataset "
+        f"--load-debug-rollout-data {folder}/rollout_{{rollout_id}}.pt"
+    )
+
+
+def generated(folder: Path, num_engine_gpus: int) -> str:
+    """Flags of a job with one stand-in engine and slime's own rollout function."""
+    return (
+        f"--rollout-num-gpus {num_engine_gpus} --rollout-num-gpus-per-engine {num_engine_gpus} "
+        f"--prompt-data {folder}/prompts.jsonl --input-key text --rollout-max-response-len 64 "
+        "--custom-rm-path slime_on_cpu.rewards.reward"
+    )
+
+
+def arguments(
+    folder: Path, *, num_gpus: int = 2, ep: int = 2, rollouts: str | None = None
+) -> list[str]:
     """slime's command line for the tiny model on `num_gpus` CPU ranks."""
     return f"""
 --train-backend megatron --actor-num-nodes 1 --actor-num-gpus-per-node {num_gpus}
---num-gpus-per-node {num_gpus} --rollout-num-gpus 0 --debug-train-only
---load-debug-rollout-data {folder}/rollout_{{rollout_id}}.pt
+--num-gpus-per-node {num_gpus} {rollouts or recorded(folder)}
 --hf-checkpoint {folder}/hf --load {folder}/hf --ref-load {folder}/hf
---disable-rollout-global-dataset --num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4
+--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4
 --global-batch-size 8 --advantage-estimator grpo --use-kl-loss --kl-loss-coef 0.01
 --kl-loss-type low_var_kl --eps-clip 0.2 --use-dynamic-batch-size --max-tokens-per-gpu 128
 --data-pad-size-multiplier 16 --spec slime_on_cpu.layer_spec get_spec --transformer-impl local

@@ -12,6 +12,7 @@ import os
 import sys
 
 from slime_on_cpu.install import install
+from slime_on_cpu.router import start_router
 
 
 def main() -> None:
@@ -20,8 +21,11 @@ def main() -> None:
         _parse_as_fp32()
     module_name = sys.argv[1]
     sys.argv = [module_name, *sys.argv[2:]]
+    if os.environ.get("ROUTEPACK_TEST_ROUTER"):
+        sys.argv += ["--sglang-router-ip", "127.0.0.1", "--sglang-router-port", str(start_router())]
     # Ray would start idle workers ahead of need, each of which imports torch.
-    for name in ("prestart_worker_first_driver", "enable_worker_prestart"):
+    # Its worker niceness of 15 starves on a machine that others use too.
+    for name in ("prestart_worker_first_driver", "enable_worker_prestart", "worker_niceness"):
         os.environ[f"RAY_{name}"] = "0"
     import ray
 

@@ -9,10 +9,13 @@ import os
 import pickle
 import sys
 import types
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import torch
+
+from slime_on_cpu.engine import launch_server
 
 
 class MemorySaver:
@@ -33,14 +36,29 @@ class MemorySaver:
         return None
 
 
+@dataclass
 class ServerArgs:
-    """sglang.srt.server_args.ServerArgs without any argument."""
+    """sglang.srt.server_args.ServerArgs with the fields that slime sets or reads."""
 
-    model_path = None
+    model_path: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    node_rank: int = 0
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int = 1
+    moe_dp_size: int = 1
+    enable_return_routed_experts: bool = False
+
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
     @staticmethod
     def add_cli_args(parser):
-        pass
+        for name in ("pp", "dp", "ep", "moe-dp"):
+            parser.add_argument(f"--{name}-size", type=int, default=1)
 
     @classmethod
     def from_cli_args(cls, args):
@@ -100,6 +118,7 @@ def install() -> None:
         GPU_MEMORY_TYPE_WEIGHTS="weights",
     )
     _module("sglang.srt.server_args", ServerArgs=ServerArgs)
+    _module("sglang.srt.entrypoints.http_server", launch_server=launch_server)
     _module(
         "sglang.srt.utils",
         kill_process_tree=lambda *args, **kwargs: None,
