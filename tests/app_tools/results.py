@@ -84,6 +84,34 @@ def training(num_windows: int = 5) -> dict[str, Any]:
     }
 
 
+def learned(num_windows: int = 12) -> dict[str, Any]:
+    """What `routepack train --online` writes: three policies that learn alike, two seeds."""
+    rng = np.random.default_rng(2)
+    rise = np.linspace(0.3, 0.5, num_windows)
+    curves = {
+        policy: {
+            str(seed): (rise + 0.03 * rng.standard_normal(num_windows)).tolist()
+            for seed in (42, 43)
+        }
+        for policy in ("off", "base", "full")
+    }
+    figures = {}
+    for policy in curves:
+        figures |= {f"online.reward_gain.{policy}": 0.2, f"online.reward_gain_min.{policy}": 0.18}
+    for policy in ("base", "full"):
+        name = f"online.reward_difference.{policy}"
+        figures |= {f"{name}.mean": 0.002, f"{name}.ci_low": -0.01, f"{name}.ci_high": 0.02}
+        figures[f"online.alike.{policy}"] = 1.0
+    step = [{"clip_fraction": 0.0}, {"clip_fraction": 0.02}]
+    steps = {policy: {"42": [step] * num_windows} for policy in curves}
+    return {
+        "command": "online",
+        "figures": figures,
+        "skipped": {},
+        "details": {"num_edge_windows": 2, "curves": curves, "steps": steps},
+    }
+
+
 def replayed() -> dict[str, Any]:
     """What `routepack replay` writes."""
     figures = {}
@@ -94,7 +122,12 @@ def replayed() -> dict[str, Any]:
         "command": "replay",
         "figures": figures | {"replay.placement.hit": 1.0},
         "skipped": {},
-        "details": {"source": "synthetic:tiny", "num_windows": 20, "mode": "paper"},
+        "details": {
+            "source": "synthetic:tiny",
+            "num_windows": 20,
+            "mode": "paper",
+            **plan_parts(),
+        },
     }
 
 

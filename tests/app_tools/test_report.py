@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from app_tools.browser import draw
-from app_tools.results import calibration, comparison, replayed, training
+from app_tools.results import calibration, comparison, learned, replayed, training
 
 from app.cli import main
 from app.report.command import render
@@ -18,10 +18,11 @@ from app.report.svg import Scale, element, padded
 KINDS = {
     "compare": comparison,
     "train": training,
+    "online": learned,
     "replay": replayed,
     "calibrate": calibration,
 }
-PLOTS = {"compare": 11, "train": 14, "replay": 4, "calibrate": 4}
+PLOTS = {"compare": 11, "train": 14, "online": 7, "replay": 7, "calibrate": 4}
 
 
 def advised(folder: Path) -> dict:
@@ -32,7 +33,7 @@ def advised(folder: Path) -> dict:
     return json.loads((folder / "a.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["compare", "train", "replay", "advise", "calibrate"])
+@pytest.mark.parametrize("kind", ["compare", "train", "online", "replay", "advise", "calibrate"])
 def test_a_real_browser_draws_every_plot(kind, tmp_path, record_property):
     content = advised(tmp_path) if kind == "advise" else KINDS[kind]()
     source = tmp_path / f"{kind}.json"
@@ -73,6 +74,13 @@ def test_full_against_off_comes_first():
     text = render(comparison(), "c.json")
     assert text.index("Full against off") < text.index("Ratios with 95%")
     assert "Full trains more tokens per second than off" in text
+
+
+def test_policies_that_learn_unlike_off_are_named():
+    content = learned()
+    assert "No policy's rewards can be told from those of off" in render(content, "o.json")
+    content["figures"]["online.alike.full"] = 0.0
+    assert "The rewards of full differ from those of off" in render(content, "o.json")
 
 
 def test_an_unproven_difference_is_called_so():
