@@ -17,6 +17,7 @@ BENCHES = (
     "capture",
     "commit",
     "admission",
+    "gpu-replay",
 )
 
 
@@ -214,6 +215,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
         help=", ".join((*BENCHES, "or all")),
     )
     command.add_argument("--quick", action="store_true", help="fewer windows")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), help="of gpu-replay (default: cuda where there is one)"
+    )
     command.add_argument("--json", metavar="FILE", help="write the figures here")
     command.add_argument("--output", metavar="DIR", help="write pictures here")
 
@@ -221,7 +225,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
         from app.bench.command import bench
 
         names = BENCHES if "all" in arguments.what else tuple(dict.fromkeys(arguments.what))
-        bench(names, arguments.quick, arguments.output, arguments.json)
+        bench(names, arguments.quick, arguments.output, arguments.json, arguments.device)
 
     command.set_defaults(run=run)
 

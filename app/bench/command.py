@@ -8,6 +8,7 @@ from app.bench.admission import bench_admission
 from app.bench.bars import bar_of, missed, print_figures
 from app.bench.capture import bench_capture
 from app.bench.commit import bench_commit
+from app.bench.gpu_replay import bench_gpu_replay
 from app.bench.placement import bench_placement
 from app.bench.result import BenchResult
 from app.bench.rows import bench_rows
@@ -19,14 +20,21 @@ from app.figures import write_figures
 
 
 def bench(
-    names: Sequence[str], quick: bool, output: str | None, json_file: str | None
+    names: Sequence[str],
+    quick: bool,
+    output: str | None,
+    json_file: str | None,
+    device: str | None = None,
 ) -> dict[str, float]:
-    """Run the benches in order and return all figures; a missed bar is printed, not an error."""
+    """Run the benches in order and return all figures; a missed bar is printed, not an error.
+
+    device: of gpu-replay; None takes CUDA where there is one.
+    """
     figures: dict[str, float] = {}
     skipped: dict[str, str] = {}
     details: dict[str, object] = {"quick": quick}
     for name in names:
-        result = run_bench(name, quick, output)
+        result = run_bench(name, quick, output, device)
         print_figures(f"bench {name}", result.figures, result.skipped)
         figures |= result.figures
         skipped |= result.skipped
@@ -41,7 +49,7 @@ def bench(
     return figures
 
 
-def run_bench(name: str, quick: bool, output: str | None) -> BenchResult:
+def run_bench(name: str, quick: bool, output: str | None, device: str | None = None) -> BenchResult:
     """One bench by name."""
     if name == "placement":
         return bench_placement(quick)
@@ -61,7 +69,9 @@ def run_bench(name: str, quick: bool, output: str | None) -> BenchResult:
         return bench_capture(quick)
     if name == "admission":
         return bench_admission(quick)
+    if name == "gpu-replay":
+        return bench_gpu_replay(quick, device)
     raise ValueError(
         f"bench: got {name!r}, expected placement, schedule, slime, rows, scale, start, capture, "
-        "commit, admission"
+        "commit, admission, gpu-replay"
     )
