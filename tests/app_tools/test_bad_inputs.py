@@ -25,6 +25,9 @@ def make_files(folder: Path) -> None:
     (folder / "empty.yaml").write_text("")
     (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01binary")
     (folder / "worlds.yaml").write_text("ranks: {world: 3, ep: 2}\n")
+    (folder / "steps.yaml").write_text("train: {num_steps_per_rollout: 9}\n")
+    (folder / "kl.yaml").write_text("train: {kl_loss_coef: 0.1}\n")
+    (folder / "ends.yaml").write_text("online: {num_windows: 12}\n")
     (folder / "nan.yaml").write_text("train: {lr: .nan}\n")
     (folder / "cost.yaml").write_text("stages: [{name: a, alpha: fast}]\n")
     (folder / "cost-extra.yaml").write_text("stages: []\nspeed: 3\n")
@@ -79,11 +82,20 @@ TABLE = [
     (["verify", "--config", "binary.yaml"], "binary.yaml"),
     (["warmup", "--config", "worlds.yaml"], "ep 2 does not divide world 3"),
     (["calibrate", "--config", "nan.yaml"], "train.lr"),
+    (["train", "--config", "steps.yaml", "--policy", "full"], "num_steps_per_rollout 9"),
+    (["train", "--config", "kl.yaml", "--policy", "full"], "set use_kl_loss: true"),
+    (["train", "--online", "--config", "ends.yaml"], "num_edge_windows 10"),
+    (["train", "--online", "--config", "run.yaml", "--policy", "full"], "not allowed with"),
+    (["train", "--online", "--config", "run.yaml", "--resume", "x"], "starts every run anew"),
+    (["train", "--online", "--config", "run.yaml", "--windows", "1"], "compares two ends"),
+    (["train", "--config", "run.yaml", "--policy", "off", "--report", "r.pdf"], "ends in .html"),
+    (["compare", "--config", "run.yaml", "--report", "r.pdf"], "ends in .html"),
     (["calibrate", "--config", "run.yaml", "--output", "cost.txt"], "ends in .yaml"),
     (["calibrate", "--config", "run.yaml", "--device", "tpu"], "invalid choice: 'tpu'"),
     (["calibrate", "--config", "nothing"], "nothing"),
     # recorded windows
     (["replay", "no.npz", *SIZES], "no.npz"),
+    (["replay", "synthetic:tiny", "--windows", "1", "--report", "r.pdf"], "ends in .html"),
     (["replay", "good.npz", "--ep", "2"], "missing"),
     (["replay", "empty.npz", *SIZES], "empty.npz"),
     (["replay", "text.npz", *SIZES], "text.npz"),
