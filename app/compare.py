@@ -137,8 +137,9 @@ def _aggregate_tps(runs: list[Measurement]) -> float:
 
 
 def _loss_difference(by_policy, policies: tuple[str, ...]) -> float:
+    """Largest relative difference from off; a window without advantages has no scale of its own."""
     return max(
-        abs(m.loss - o.loss) / o.loss_magnitude
+        abs(m.loss - o.loss) / (o.loss_magnitude or 1.0)
         for policy in policies
         for m, o in zip(by_policy[policy], by_policy["off"])
     )

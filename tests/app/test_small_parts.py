@@ -102,6 +102,19 @@ def test_the_kl_estimate_is_non_negative_and_its_mean_is_the_divergence():
     assert low_variance_kl(policy, policy).abs().max() == 0
 
 
+def test_the_penalty_pulls_the_policy_back_to_the_reference():
+    batch = pack(0, cell(4))
+    batch.targets["advantages"][:] = 0.0
+    batch.targets["reference_log_probs"] = torch.full((3,), -1.0)
+    log_probs = torch.full((3,), -0.5, requires_grad=True)
+    loss, metrics = policy_loss(3, 0.2, kl_coef=0.1)(log_probs, batch)
+    expected = np.exp(-0.5) - 1 + 0.5
+    assert metrics["kl"].item() == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(0.1 * expected, rel=1e-5)
+    loss.backward()
+    assert (log_probs.grad > 0).all(), "more likely than under the reference: made less likely"
+
+
 def test_a_short_rollout_leaves_later_steps_a_group_less():
     group = np.array([7, 7, 2, 2, 9, 9, 4])
     steps = split_steps(group, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny import tiny_config
@@ -29,8 +30,14 @@ def test_verify_proves_equality_and_its_controls_fail(in_tmp, world, ep):
 
 def test_compare_measures_every_policy_on_the_same_windows(in_tmp):
     policies = ("off", "base", "reroute", "full")
-    figures = compare(tiny_config(), policies, in_tmp / "out", str(in_tmp / "c.json"), quick=False)
+    config = tiny_config()
+    config = replace(config, train=replace(config.train, num_steps_per_rollout=2, use_kl_loss=True))
+    page = in_tmp / "c.html"
+    figures = compare(
+        config, policies, in_tmp / "out", str(in_tmp / "c.json"), quick=False, report=str(page)
+    )
     content = json.loads((in_tmp / "c.json").read_text())
+    assert "Full against off" in page.read_text()
     assert content["figures"] == figures
     names = [
         "tps_full_over_off.median",
