@@ -201,7 +201,11 @@ def summary(policy: str, history: list[dict[str, float]]) -> dict[str, Any]:
         "train.moved_experts": sum(m["place/moved_experts"] for m in history),
         "train.fallback": history[-1]["fallback"],
         "train.clip_fraction": sum(m["clip_fraction"] for m in history) / len(history),
-        **{f"train.{name}": history[-1][name] for name in LAST if name in history[-1]},
+        **{
+            f"train.{name.replace('/', '.')}": history[-1][name]
+            for name in LAST
+            if name in history[-1]
+        },
         **{
             name.replace("start/", "train."): v
             for name, v in history[0].items()

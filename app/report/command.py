@@ -41,12 +41,14 @@ def write_results(
     json_path: str | Path | None,
     report_path: str | Path | None,
 ) -> None:
-    """Write a command's JSON, its page, both or neither, as the paths say.
+    """Write a command's JSON, its page, both or neither, as the paths say; offer the page.
 
     Raises ValueError for a page whose name does not end in .html.
     """
     write_figures(json_path, command, figures, skipped, details)
     if report_path is None:
+        if json_path is not None:
+            print(f"as a page: routepack report {json_path}")
         return
     content = {"command": command, "figures": figures, "skipped": skipped, "details": details}
     target = checked_page(report_path, "--report")

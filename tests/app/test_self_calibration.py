@@ -41,8 +41,8 @@ def test_a_slow_dense_stage_is_learned_and_the_next_windows_are_planned_with_it(
     content = json.loads((in_tmp / "t.json").read_text())
     windows = content["details"]["windows"]
     assert ["calibrate/drift" in m for m in windows] == [False] * 4 + [True] * 2
-    assert figures["train.calibrate/drift"] == pytest.approx(SLOWER - 1, rel=1e-3)
-    assert figures["train.calibrate/r2"] == pytest.approx(1.0, abs=1e-6)
+    assert figures["train.calibrate.drift"] == pytest.approx(SLOWER - 1, rel=1e-3)
+    assert figures["train.calibrate.r2"] == pytest.approx(1.0, abs=1e-6)
     seen = [line.split() for line in (in_tmp / COSTS_SEEN).read_text().splitlines()]
     alpha = {int(window): float(value) for window, value in seen}
     assert all(alpha[w] == pytest.approx(config.cost.alpha.sum()) for w in range(5))
