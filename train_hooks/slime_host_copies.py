@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from planner.placement import Placement
 from train_hooks.expert_state import ExpertState
 from train_hooks.pieces import Piece, moves_between, parameter_pieces
+from train_hooks.transport import Carried, Staging, View, chunks_of
 
 
 def names_of_experts(
@@ -45,46 +45,34 @@ def move_host_copies(
     layer_numbers: Sequence[int],
     old: Placement,
     new: Placement,
+    staging: Staging,
 ) -> int:
     """Exchange the moved experts of every tag; returns the bytes that left this rank.
 
     copies: tag -> name -> CPU tensor. old, new: placements of this stage's layers, in the order of
-    `layer_numbers`. Collective over `ExpertState.group`: every rank enters every exchange,
-    with zero sizes if it has nothing to send, in the same order of tags. A layer is exchanged
-    whole, so that every source is read before any target of it is written.
+    `layer_numbers`. staging: buffers that the pieces go through, those of the commit. Collective
+    over `ExpertState.group`: every rank enters every chunk, in the same order of tags.
     """
+    steps = zip(layer_numbers, old.expert_of_slot, new.expert_of_slot)
+    moves = [(number, moves_between(before, after)) for number, before, after in steps]
+    pieces = [(number, list(parameter_pieces(state, number, m))) for number, m in moves if m]
+    if not pieces:
+        return 0
+    dtype = pieces[0][1][0].source_param.dtype
     sent = 0
     for tag in sorted(copies):
-        for number, before, after in zip(layer_numbers, old.expert_of_slot, new.expert_of_slot):
-            moves = moves_between(before, after)
-            if pieces := list(parameter_pieces(state, number, moves)):
-                sent += _exchange(copies[tag], names, state, pieces)
+        view = _view_of(copies[tag], names)
+        for chunk in chunks_of(pieces, staging.chunk_bytes, dtype.itemsize):
+            carried = Carried(chunk, view, state.group, staging, dtype)
+            carried.finish()
+            sent += carried.bytes_sent
     return sent
 
 
-def _exchange(
-    copy: Mapping[str, torch.Tensor],
-    names: Mapping[int, str],
-    state: ExpertState,
-    pieces: Sequence[Piece],
-) -> int:
-    """One all-to-all of `pieces` between the host copies, through device buffers."""
-    me, world = state.group.rank(), state.group.size()
-    outgoing: list[list[torch.Tensor]] = [[] for _ in range(world)]
-    incoming: list[list[torch.Tensor]] = [[] for _ in range(world)]
-    for piece in pieces:
-        if piece.source == me:
-            outgoing[piece.target].append(copy[names[id(piece.source_param)]].view(-1))
-        if piece.target == me:
-            incoming[piece.source].append(copy[names[id(piece.target_param)]].view(-1))
-    reference = pieces[0].source_param.data
-    flat = [view for views in outgoing for view in views]
-    send = torch.cat(flat).to(reference.device) if flat else reference.new_empty(0)
-    send_sizes = [sum(view.numel() for view in views) for views in outgoing]
-    receive_sizes = [sum(view.numel() for view in views) for views in incoming]
-    received = send.new_empty(sum(receive_sizes))
-    dist.all_to_all_single(received, send, receive_sizes, send_sizes, group=state.group)
-    targets = [view for views in incoming for view in views]
-    for target, part in zip(targets, received.split([t.numel() for t in targets])):
-        target.copy_(part)
-    return (sum(send_sizes) - send_sizes[me]) * send.element_size()
+def _view_of(copy: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> View:
+    def view(piece: Piece, is_source: bool) -> torch.Tensor:
+        param = piece.source_param if is_source else piece.target_param
+        start = piece.source_start if is_source else piece.target_start
+        return copy[names[id(param)]].view(-1)[start : start + piece.num_elements]
+
+    return view

@@ -69,7 +69,7 @@ def actor_class(config: SlimeConfig) -> type:
 
         def sleep(self):
             self._routepack_attach()
-            if self._routepack_restore is not None:
+            if self._routepack_restore is not None and not self.args.async_save:
                 self._routepack_back_after_save()
             super().sleep()
 
@@ -114,7 +114,7 @@ def actor_class(config: SlimeConfig) -> type:
 
         def _routepack_commit(self, placed: Placed) -> dict[str, float]:
             moves = self._routepack_moves
-            if moves is None or not moves.needs(placed.placement, placed.layer_numbers):
+            if moves is None or not moves.needs(placed.placement):
                 return {"seconds": 0.0, "moved": 0.0, "bytes": 0.0}
             return moves.commit(
                 placed.placement, placed.layer_numbers, placed.base_version, placed.digest
@@ -140,19 +140,28 @@ def actor_class(config: SlimeConfig) -> type:
                     self._routepack_restore = self._routepack_moves.to_identity()
                 super().save_model(rollout_id, force_sync=force_sync)
                 self._routepack_save_layout()
-                if self._routepack_restore is not None:
+                if self.args.async_save:
+                    self._routepack_stay_until_saved()
+                elif self._routepack_restore is not None:
                     self._routepack_back_after_save()
             finally:
                 self._routepack_saving = False
 
         def _routepack_back_after_save(self):
-            """An asynchronous save may still read CPU tensors: let it end before they change."""
-            if self.args.async_save:
-                from megatron.training.async_utils import maybe_finalize_async_save
-
-                maybe_finalize_async_save(blocking=True)
             restore, self._routepack_restore = self._routepack_restore, None
             self._routepack_moves.back(restore)
+
+        def _routepack_stay_until_saved(self):
+            """An asynchronous save may still read CPU tensors: the next move waits for its end.
+
+            Experts stay in logical order until then; that move goes straight to its plan.
+            """
+            from megatron.training.async_utils import maybe_finalize_async_save
+
+            self._routepack_restore = None
+            self._routepack_moves.committer.before_next_move = lambda: maybe_finalize_async_save(
+                blocking=True
+            )
 
         def _routepack_save_layout(self):
             from train_hooks.checkpoint import save_layout

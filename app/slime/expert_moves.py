@@ -92,6 +92,7 @@ class ExpertMoves:
                 self.layout.layer_numbers,
                 old,
                 new,
+                self.committer.staging,
             )
         self.fresh, self.whole, self.layer_numbers = False, placement, layer_numbers
         self.names.follow(placement, layer_numbers)
@@ -103,14 +104,18 @@ class ExpertMoves:
             "bytes": float(report.bytes_sent + copied),
         }
 
-    def needs(self, placement: Placement | None, layer_numbers: tuple[int, ...]) -> bool:
-        """Whether `placement` is not where this actor's experts are."""
+    def needs(self, placement: Placement | None) -> bool:
+        """Whether `placement` (of the whole model) is not where experts are; all ranks agree.
+
+        Equal versions do not decide: experts are at identity while an asynchronous save runs.
+        """
         if placement is None:
             return False
-        if not self.fresh:
-            return placement.version != self.layout.version
-        mine = [layer_numbers.index(number) for number in self.layout.layer_numbers]
-        return bool((placement.expert_of_slot[mine] != np.arange(placement.num_experts)).any())
+        if not self.fresh and placement.version != self.layout.version:
+            return True
+        identity = np.arange(placement.num_experts)
+        here = identity if self.whole is None else self.whole.expert_of_slot
+        return bool((placement.expert_of_slot != here).any())
 
     def to_identity(self) -> Placement | None:
         """Bring every expert home for a save; returns where to go back to, None if it was home."""

@@ -171,11 +171,15 @@ def _patch_process_group(module) -> None:
 
 
 def _patch_optimizer(module) -> None:
-    """Megatron asks a fresh optimizer for its step before it loads one; only TE's has an answer.
+    """Megatron's own checkpoint of torch's Adam in fp32, which two lines of it rule out.
 
-    (`state_dict`: `assert len(steps) == 1`.) Torch's Adam gets its state first, by Megatron's own
-    function for that, which changes no parameter without weight decay.
+    `state_dict` asks a fresh optimizer for its step (`assert len(steps) == 1`; only TE's has an
+    answer): it gets its state first, by Megatron's own function for that, which changes no
+    parameter without weight decay. And an fp32 main parameter is a view of the model's, which may
+    be written without autograd only.
     """
+    import torch
+
     optimizer = module.DistributedOptimizer
     original = optimizer.sharded_state_dict
 
@@ -185,3 +189,4 @@ def _patch_optimizer(module) -> None:
         return original(self, model_sharded_state_dict or {}, is_loading, **kwargs)
 
     optimizer.sharded_state_dict = sharded_state_dict
+    optimizer.load_state_dict = torch.no_grad()(optimizer.load_state_dict)

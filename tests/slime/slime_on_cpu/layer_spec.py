@@ -175,15 +175,33 @@ class NormColumnLinear(ColumnParallelLinear):
         return super().forward(x, *args, **kwargs)
 
 
+class Norm(torch.nn.Module):
+    """RMSNorm whose gradient is summed over sequence-parallel ranks; torch's own refuses them."""
+
+    def __init__(self, config, hidden_size, eps=1e-6, **kwargs):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel
+        self.eps = eps
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
 def get_spec(args, config, vp_stage=None):
     """slime's `--spec` seam (backends/megatron_utils/model_provider.py)."""
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
+    spec.layer_norm = Norm
     for layer in spec.layer_specs:
         parts = layer.submodules
         parts.input_layernorm = IdentityOp
-        parts.self_attention.submodules.linear_qkv = NormColumnLinear
-        parts.self_attention.submodules.core_attention = PackedAttention
+        attention = parts.self_attention.submodules
+        if attention.q_layernorm is not IdentityOp:
+            attention.q_layernorm = attention.k_layernorm = Norm
+        attention.linear_qkv = NormColumnLinear
+        attention.core_attention = PackedAttention
         if hasattr(parts.mlp.submodules, "experts"):
+            parts.pre_mlp_layernorm = Norm
             parts.mlp.submodules.experts = ModuleSpec(
                 module=TEGroupedMLP,
                 submodules=MLPSubmodules(
