@@ -214,6 +214,18 @@ class PlannerConfig:
 
 
 @_section
+class CommitConfig:
+    """Moving experts."""
+
+    staging_mb: float = Field(default=256, gt=0)
+    """Megabytes (2^20) of send and receive buffers, held between commits."""
+    verify: Literal["off", "sample", "full"] = "off"
+    """Checksums before and after a move: of no layer, a quarter of the moved ones, or all."""
+    split: bool = False
+    """Move parameters before the first forward, optimizer state only before `optimizer.step`."""
+
+
+@_section
 class WandbConfig:
     """Weights & Biases."""
 
@@ -300,6 +312,7 @@ class RunConfig:
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     planner: PlannerConfig = Field(default_factory=PlannerConfig)
+    commit: CommitConfig = Field(default_factory=CommitConfig)
     wandb: WandbConfig = Field(default_factory=WandbConfig)
     warmup: WarmupConfig = Field(default_factory=WarmupConfig)
     compare: CompareConfig = Field(default_factory=CompareConfig)

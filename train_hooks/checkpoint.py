@@ -45,11 +45,12 @@ def stay_in_logical_order(committer: Committer, finalize: Callable[[], None]) ->
 
     The next move, or `committer.settle()` at the end of a run, first calls `finalize`, which waits
     until the files are written: no byte moves while a writer may still read it. That next move
-    goes from identity straight to the next plan, so that nothing is carried twice.
+    goes from identity straight to the next plan, which still chains from `committer.carried()`.
     """
     committer.settle()
-    committer.move_to(_home(committer.layout.placement()), "identity for a save")
-    committer.before_next_move = finalize
+    before = committer.carried()
+    committer.move_to(_home(before), "identity for a save")
+    committer.before_next_move, committer.away_from = finalize, before
 
 
 def _home(placement: Placement) -> Placement:

@@ -11,18 +11,17 @@ A split commit moves the parameters at once and the optimizer's tensors later, a
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from planner.placement import Placement
+from train_hooks.agreement import agree
 from train_hooks.checksums import checksums, describe_difference
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
@@ -69,7 +68,8 @@ class Committer:
         self.staging = Staging(int(self.options.staging_mb * 2**20), layout.device)
         self._flat: dict[tuple[int, bool], tuple[int, dict[str | None, torch.Tensor]]] = {}
         self.before_next_move: Callable[[], None] | None = None
-        self._pending: list[tuple[int, list[Move]]] | None = None
+        self.away_from: Placement | None = None
+        self._pending: _Pending | None = None
         if self.options.split and state.optimizer is not None:
             state.optimizer.optimizer.register_step_pre_hook(self._refuse_early_step)
 
@@ -103,11 +103,12 @@ class Committer:
         layout.begin_change(f"the commit of window {window_id} did not finish")
         bytes_sent = self._move_parameters(moves, window_id)
         if self.options.split and num_moved:
-            self._pending = moves
+            self._pending = _Pending(moves, placement, window_id, proof)
         else:
             bytes_sent += self._move_optimizer(moves, window_id)
             proof.check(placement, window_id)
         layout.finish_change(placement)
+        self.away_from = None
         return CommitReport(
             num_moved=num_moved,
             bytes_sent=bytes_sent,
@@ -119,15 +120,22 @@ class Committer:
     def move_to(self, placement: Placement, why: str) -> CommitReport:
         """Commit `placement` from wherever the layout is: no plan chains from this move.
 
-        For saves, resumes and tests; collective as `commit` is. The layout takes over the
-        placement's version.
+        For saves, resumes and tests; collective as `commit` is, and never split. The layout takes
+        over the placement's version.
         """
-        return self.commit(
+        self.finish()
+        report = self.commit(
             placement,
             base_version=self.layout.version,
             window_id=placement.version,
-            digest=f"{why} {hashlib.sha256(placement.expert_of_slot.tobytes()).hexdigest()}",
+            digest=why,
         )
+        self.finish()
+        return report
+
+    def carried(self) -> Placement:
+        """Where the next plan starts from: the layout, or what an asynchronous save left for home."""
+        return self.away_from or self.layout.placement()
 
     def settle(self) -> None:
         """Call what must happen before state moves (the end of an asynchronous save), once."""
@@ -136,14 +144,19 @@ class Committer:
             waiting()
 
     @torch.no_grad()
-    def finish(self, window_id: int = -1) -> int:
+    def finish(self) -> int:
         """Move the optimizer tensors of a split commit; returns bytes sent, 0 if none is pending.
 
-        Collective over `ExpertState.group`; call any time before `optimizer.step()`.
+        Collective over `ExpertState.group`; call any time before `optimizer.step()`. An error
+        leaves every forward refused, as in `commit`.
         """
         if self._pending is None:
             return 0
-        sent = self._move_optimizer(self._pending, window_id)
+        held = self._pending
+        self.layout.begin_change(f"the split commit of window {held.window_id} did not finish")
+        sent = self._move_optimizer(held.moves, held.window_id)
+        held.proof.check(held.placement, held.window_id)
+        self.layout.finish_change(held.placement)
         self._pending = None
         return sent
 
@@ -265,38 +278,10 @@ class _Proof:
             )
 
 
-def agree(
-    placement: Placement,
-    digest: str,
-    window_id: int,
-    layout: ExpertLayout,
-    base_version: int,
-    group: dist.ProcessGroup,
-) -> None:
-    """Raise LayoutError on every rank unless all hold the same fitting plan for this layout."""
-    misfit = layout.misfit(placement)
-    mine = (digest, window_id, base_version, layout.version, misfit)
-    if not _all_hold(repr(mine), layout.device, group):
-        everyone: list = [None] * group.size()
-        dist.all_gather_object(everyone, mine, group=group)
-        lines = [f"rank {rank}: {entry}" for rank, entry in enumerate(everyone)]
-        raise LayoutError(
-            "ranks hold different plans (digest, window, plan's base version, layout version, "
-            "misfit); nothing was moved. " + "; ".join(lines)
-        )
-    if misfit is not None:
-        raise LayoutError(f"{misfit}; nothing was moved")
-    if base_version != layout.version:
-        raise LayoutError(
-            f"stale plan: it starts from layout version {base_version}, the layout is at version "
-            f"{layout.version}; nothing was moved. Plan from the last emitted placement"
-        )
+class _Pending(NamedTuple):
+    """The second half of a split commit."""
 
-
-def _all_hold(text: str, device: torch.device, group: dist.ProcessGroup) -> bool:
-    """Whether every rank holds the same text; one small collective, alike on every rank."""
-    fingerprint = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-    mine = torch.tensor([fingerprint], dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(everyone, mine, group=group)
-    return all(torch.equal(other, mine) for other in everyone)
+    moves: list[tuple[int, list[Move]]]
+    placement: Placement
+    window_id: int
+    proof: _Proof

@@ -73,7 +73,7 @@ def admit(
     num_steps: optimizer steps of this rollout. cost: replaces the configured cost model.
     Raises LayoutError when the ranks do not hold the same plan.
     """
-    carried = trainer.layout.placement()
+    carried = trainer.committer.carried()
     start = time.perf_counter()
     positions = split_steps(window.group, num_steps)
     windows = step_windows(window, positions)

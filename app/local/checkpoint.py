@@ -49,7 +49,7 @@ def save(
     commit, which waits for the files first. Collective over all ranks.
     """
     partial = folder.with_name(folder.name + ".partial")
-    placement = trainer.layout.placement()
+    placement = trainer.committer.carried()
     progress = {"next_window": next_window, "format": fmt}
     if dist.get_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)

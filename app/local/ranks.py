@@ -17,7 +17,9 @@ import torch.multiprocessing as mp
 from app.config import RunConfig
 
 PR_SET_PDEATHSIG = 1
-COLLECTIVE_TIMEOUT = timedelta(seconds=45)
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+"""Of a hung collective, not of a dead rank: that is noticed at once. Long, since a loaded machine
+needs a minute to start ranks."""
 
 
 class RankFailure(RuntimeError):

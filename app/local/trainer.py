@@ -6,7 +6,7 @@ import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from app.local.row_clock import RowClock
 from app.local.weights import WeightBridge
 from planner.plan import Plan
 from rollout_hooks.trajectory import Trajectory
-from train_hooks.commit import Committer
+from train_hooks.commit import CommitOptions, Committer
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout
 from train_hooks.micro_batch import MicroBatch, TrainingTrajectory, pack
@@ -99,7 +99,8 @@ class LocalTrainer:
         self.ddp.register_forward_pre_hook(self.row_clock.start_row)
         self.layout = ExpertLayout([self.ddp])
         self.state = ExpertState([self.ddp], self.optimizer, self.layout)
-        self.committer = Committer(self.layout, self.state)
+        options = CommitOptions(**asdict(config.commit))
+        self.committer = Committer(self.layout, self.state, options)
         self.bridge = WeightBridge(
             config=config.model, model=self.ddp, layout=self.layout, state=self.state
         )
@@ -126,6 +127,7 @@ class LocalTrainer:
         outputs = execute_rows(
             [self.ddp], micro_batches, loss_function, self.layout, routing=routing
         )
+        self.committer.finish()
         grad_norm = float(self.optimizer.step()[1] or 0.0) if update else 0.0
         dist.barrier()
         seconds = time.perf_counter() - start

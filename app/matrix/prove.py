@@ -76,7 +76,9 @@ def _prove(shape: StateLayout) -> Proof:
         moved.step(step)
     before = state_by_expert(moved.layout, moved.state)
     placement = random_placement(moved.layout.placement(), seed=11)
-    report = moved.committer.move_to(placement, "matrix")
+    report = moved.committer.commit(
+        placement, base_version=moved.layout.version, window_id=1, digest="matrix"
+    )
     after = state_by_expert(moved.layout, moved.state)
     if shape.split:  # the optimizer's tensors follow inside the next step, after its backward
         before, after = _parameters_only(before), _parameters_only(after)

@@ -96,8 +96,6 @@ class MatrixTrainer:
         self.layout = ExpertLayout(chunks)
         self.state = ExpertState(chunks, self.optimizer, self.layout)
         options = CommitOptions(staging_mb=shape.staging_mb, split=shape.split, verify="full")
-        if shape.split:
-            options = replace(options, verify="off")
         self.committer = Committer(self.layout, self.state, options)
 
     def step(self, seed: int) -> float:

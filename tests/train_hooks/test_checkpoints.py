@@ -10,6 +10,7 @@ import torch
 from tiny import tiny_config
 from train_hooks_ranks import checkpoints
 
+from app.config import CommitConfig
 from app.local.ranks import run_ranks
 from app.train import train
 from planner.placement import Placement
@@ -58,18 +59,20 @@ def test_plain_megatron_reads_ours_and_writes_what_we_read(tmp_path):
 
 @pytest.mark.ranks
 def test_a_resumed_run_goes_on_as_an_undisturbed_one(in_tmp):
+    """Saved asynchronously under plain commits; resumed under split, checked, chunked ones."""
     config = tiny_config()
     config = replace(
         config,
-        train=replace(config.train, num_windows=4, save_every=2),
+        train=replace(config.train, num_windows=4, save_every=2, checkpoint_async=True),
     )
+    other = replace(config, commit=CommitConfig(split=True, verify="full", staging_mb=1 / 64))
 
     def losses(name):
         lines = (in_tmp / name / "metrics-reroute.jsonl").read_text().splitlines()
         return {m["rollout/step"]: (m["loss"], m["reward"]) for m in map(json.loads, lines)}
 
     train(config, "reroute", in_tmp / "whole")
-    train(config, "reroute", in_tmp / "rest", resume=str(in_tmp / "whole" / "checkpoint-reroute-2"))
+    train(other, "reroute", in_tmp / "rest", resume=str(in_tmp / "whole" / "checkpoint-reroute-2"))
     whole, rest = losses("whole"), losses("rest")
     assert sorted(rest) == [2, 3]
     assert rest == {window: whole[window] for window in rest}

@@ -20,6 +20,7 @@ def test_random_moves_keep_every_tensor_by_logical_expert(world, ep):
     assert result["different"] == [0] * 5
     assert result["exports_equal"] == [True] * 5
     assert min(result["bytes"]) > 0
+    assert result["host_buffers"] == 4, "two lanes to send and two to receive"
 
 
 def test_only_moved_experts_travel():
@@ -33,6 +34,7 @@ def test_bad_plans_are_refused_by_name_on_every_rank_before_anything_moves():
     for errors in result["errors"]:
         assert "different plans" in errors["another plan on one rank"]
         assert "rank 0" in errors["another plan on one rank"]
+        assert "different plans" in errors["same digest, another placement"]
         assert "stale plan" in errors["stale"]
         assert "(3, 32, 2)" in errors["other sizes"] and "(3, 16, 2)" in errors["other sizes"]
         assert "ValueError" in errors["repeated expert"]
@@ -56,3 +58,12 @@ def test_gradients_do_not_depend_on_the_schedule():
     result = run_ranks(moves.schedules_agree, tiny_config())
     assert result["worst"] <= 1e-5
     assert abs(result["loss"][0] - result["loss"][1]) <= 1e-6 * result["scale"]
+
+
+def test_host_copies_of_weights_follow_twenty_moves_in_constant_memory():
+    result = run_ranks(moves.host_copies_follow, tiny_config(4, 2))
+    assert result["tensors"] == 5 * 3 * 16 * 2 * 2
+    assert result["different"] == 0 and result["actor_follows"]
+    assert result["same_memory"] and 0 < result["staging"] <= 20_000
+    assert result["sent"] > 0
+    assert result["control"] > 0, "a move without the copies must be seen"

@@ -20,7 +20,9 @@ from app.local.trainer import LocalTrainer, grpo_step_inputs
 from app.local.verify import random_placement
 from planner.placement import Placement
 from rollout_hooks.admission import PlannerCalls
+from train_hooks.slime_host_copies import move_host_copies
 from train_hooks.state_by_expert import num_different, state_by_expert
+from train_hooks.transport import Staging
 
 
 def trained(config):
@@ -58,7 +60,9 @@ def moves_are_exact(config) -> dict:
     result = {"tensors": len(before), "different": [], "exports_equal": [], "bytes": []}
     identity = trainer.layout.placement()
     targets = [random_placement(identity, seed) for seed in range(4)] + [identity]
-    for target in targets:
+    for number, target in enumerate(targets):
+        if number == 1:  # as on CUDA with offloaded state: through host buffers, in many chunks
+            trainer.committer.staging = Staging(50_000, torch.device("cpu"), via_host=True)
         placement = replace(target, version=trainer.layout.version + 1)
         report = move(trainer, placement)
         after = state_by_expert(trainer.layout, trainer.state)
@@ -68,6 +72,8 @@ def moves_are_exact(config) -> dict:
         sent = torch.tensor(report.bytes_sent)
         dist.all_reduce(sent)
         result["bytes"].append(int(sent))
+    hosts = [b.numel() for (_, _, host), b in trainer.committer.staging._buffers.items() if host]
+    result["host_buffers"] = len(hosts)
     result["keys"] = sorted({key[3] for key in before})
     return result
 
@@ -104,6 +110,9 @@ def bad_plans_are_refused(config) -> dict:
     wide = Placement.identity(current.num_layers, 2 * current.num_experts, current.num_ep_ranks)
     errors = {
         "another plan on one rank": error_of(lambda: move(trainer, good, digest=f"rank {rank}")),
+        "same digest, another placement": error_of(
+            lambda: move(trainer, random_placement(current, 1 + rank))
+        ),
         "stale": error_of(lambda: move(trainer, good, base_version=trainer.layout.version - 1)),
         "other sizes": error_of(lambda: move(trainer, wide)),
         "repeated expert": error_of(
@@ -177,4 +186,71 @@ def schedules_agree(config) -> dict:
         "loss": [losses[p].loss for p in losses],
         "scale": losses["off"].loss_magnitude,
         "rows": rows,
+    }
+
+
+TAGS = ("actor", "ref", "old_actor", "rollout_actor", "teacher")
+
+
+def host_copies_follow(config) -> dict:
+    """Twenty random moves under five tags of host copies keyed by slot: values, places, size."""
+    trainer = LocalTrainer(config)
+    layout, state, committer = trainer.layout, trainer.state, trainer.committer
+    committer.staging = Staging(20_000, torch.device("cpu"))
+    slots = {
+        (number, local, matrix): param
+        for number, experts in state.parameters.items()
+        for local, params in enumerate(experts)
+        for matrix, param in enumerate(params)
+    }
+    names = {id(param): str(slot) for slot, param in slots.items()}
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    copies = {
+        tag: {str(s): torch.randn(p.shape, generator=generator) for s, p in slots.items()}
+        for tag in TAGS
+    }
+    for number, local, matrix in slots:  # one tag holds what the model holds, as slime's actor does
+        param = slots[number, local, matrix]
+        copies["actor"][str((number, local, matrix))].copy_(param.data)
+
+    def by_expert() -> dict:
+        mine = {
+            (
+                tag,
+                number,
+                layout.logical_expert(number, state.ep_rank, local),
+                matrix,
+                state.edp_rank,
+            ): copies[tag][str((number, local, matrix))].clone()
+            for tag in TAGS
+            for number, local, matrix in slots
+        }
+        everyone: list = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return {key: tensor for part in everyone for key, tensor in part.items()}
+
+    def places() -> list[int]:
+        return [t.data_ptr() for tag in TAGS for t in copies[tag].values()]
+
+    before, addresses, different, sent = by_expert(), places(), 0, 0
+    for seed in range(20):
+        old = layout.placement()
+        committer.move_to(random_placement(old, seed), "test")
+        sent += move_host_copies(
+            copies, names, state, layout.layer_numbers, old, layout.placement(), committer.staging
+        )
+        different += num_different(before, by_expert())
+    actor_follows = all(
+        torch.equal(copies["actor"][str(slot)], param.data) for slot, param in slots.items()
+    )
+    missed = layout.placement()
+    committer.move_to(random_placement(missed, 99), "copies left behind")
+    return {
+        "tensors": len(before),
+        "different": different,
+        "same_memory": places() == addresses,
+        "actor_follows": actor_follows,
+        "sent": sent,
+        "staging": committer.staging.num_bytes,
+        "control": num_different(before, by_expert()),
     }
