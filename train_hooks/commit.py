@@ -134,7 +134,7 @@ class Committer:
         return report
 
     def carried(self) -> Placement:
-        """Where the next plan starts from: the layout, or what an asynchronous save left for home."""
+        """Where the next plan starts from: the layout, or what a pending save left for home."""
         return self.away_from or self.layout.placement()
 
     def settle(self) -> None:

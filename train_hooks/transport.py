@@ -1,13 +1,14 @@
-"""Carry pieces between ranks: packed into staging buffers, one all-to-all per chunk.
+"""Carry pieces between ranks: sent from where they lie, received whole, then written.
 
 A chunk is closed: with every range that it overwrites it also carries what was there, wherever
 that goes. So a chunk is received whole before any of it is written, staging stays bounded, and the
-next chunk can be packed while one is on its way. Every rank enumerates the same chunks and enters
-every collective, with zero sizes if need be.
+next chunk can be on its way while one is written. Every rank enumerates the same chunks and posts
+its sends and receives in the same order, so that no rank waits for another that has nothing to do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,23 +21,20 @@ View = Callable[[Piece, bool], torch.Tensor]
 """(piece, is_source) -> the flat tensor range to read or to write in place on this rank."""
 
 NUM_LANES = 2
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
-"""Largest chunk by device: small enough for a CPU's cache, or to fill a link."""
 
 
 class Staging:
     """Buffers of one rank, allocated once, at most `num_bytes` together.
 
-    Two lanes of a send and a receive buffer, so that one chunk is packed while another is carried.
-    On CUDA with expert state on the host (optimizer offload), each lane has pinned host buffers
-    too, through which every copy between host and device goes; `via_host` forces them, for tests.
+    Two lanes of a receive buffer, so that one chunk is carried while another is written. Expert
+    state on the host of a CUDA job (optimizer offload) goes through pinned host buffers and a send
+    buffer on the device; `via_host` forces that, for tests.
     """
 
     def __init__(self, num_bytes: int, device: torch.device, *, via_host: bool = False):
         if num_bytes < 1:
             raise ValueError(f"staging of {num_bytes} bytes: expected at least 1 (staging_mb)")
-        share = max(1, num_bytes // (2 * NUM_LANES))
-        self.chunk_bytes = min(share, CHUNK_BYTES.get(device.type, share))
+        self.chunk_bytes = max(1, num_bytes // (2 * NUM_LANES))
         self.device = device
         self.via_host = via_host
         self._buffers: dict[tuple, torch.Tensor] = {}
@@ -99,9 +97,10 @@ def chunks_of(
 
 
 class Carried:
-    """One chunk on its way: packed and sent by the constructor, written by `finish`.
+    """One chunk on its way: sent by the constructor, written by `finish`.
 
-    Collective over `group`. `bytes_sent` are those that leave this rank.
+    Point to point inside `group`, which must have been used before (NCCL connects then).
+    `bytes_sent` are those that leave this rank.
     """
 
     @torch.no_grad()
@@ -114,57 +113,73 @@ class Carried:
         dtype: torch.dtype,
         lane: int = 0,
     ):
-        me, world = group.rank(), group.size()
-        outgoing: list[list[Piece]] = [[] for _ in range(world)]
-        incoming: list[list[Piece]] = [[] for _ in range(world)]
-        for piece in chunk.pieces:
-            if piece.source == me:
-                outgoing[piece.target].append(piece)
-            if piece.target == me:
-                incoming[piece.source].append(piece)
-        send_sizes = [sum(p.num_elements for p in pieces) for pieces in outgoing]
-        receive_sizes = [sum(p.num_elements for p in pieces) for pieces in incoming]
+        me = group.rank()
+        mine = [piece for piece in chunk.pieces if me in (piece.source, piece.target)]
+        outgoing = [piece for piece in mine if piece.target != me]
+        incoming = [piece for piece in mine if piece.target == me]
         self.staging, self.lane = staging, lane
-        self.targets = [view(piece, False) for pieces in incoming for piece in pieces]
-        sources = [view(piece, True) for pieces in outgoing for piece in pieces]
-        send = staging.take("send", lane, sum(send_sizes), dtype)
-        self.received = staging.take("receive", lane, sum(receive_sizes), dtype)
-        self._pack(sources, send)
-        self.work = dist.all_to_all_single(
-            self.received, send, receive_sizes, send_sizes, group=group, async_op=True
-        )
-        self.bytes_sent = (sum(send_sizes) - send_sizes[me]) * dtype.itemsize
+        self.targets = [view(piece, False) for piece in incoming]
+        self.received = staging.take("receive", lane, _num_elements(incoming), dtype)
+        parts = self.received.split([t.numel() for t in self.targets]) if incoming else ()
+        sources = self._on_device([view(piece, True) for piece in outgoing], dtype)
+        transfers = []
+        for piece, part in zip(incoming, parts):
+            if piece.source == me:
+                part.copy_(view(piece, True), non_blocking=True)
+            else:
+                transfers.append((dist.irecv, part, piece.source))
+        for piece, source in zip(outgoing, sources):
+            transfers.append((dist.isend, source, piece.target))
+        self.works = _post(transfers, group)
+        self.bytes_sent = _num_elements(outgoing) * dtype.itemsize
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait until the chunk is here whole, and write it."""
-        self.work.wait()
-        targets, received = self.targets, self.received
-        parts = received.split([t.numel() for t in targets]) if targets else ()
-        if not any(map(self.staging.needs_host, targets)):
-            for target, part in zip(targets, parts):
-                target.copy_(part, non_blocking=True)
-        else:
-            host = self._host("receive", received)
-            host.copy_(received, non_blocking=True)
+        """Wait until the chunk is here whole and its sources are free, and write it."""
+        for work in self.works:
+            work.wait()
+        received = self.received
+        if any(map(self.staging.needs_host, self.targets)):
+            received = self._host("receive", self.received)
+            received.copy_(self.received, non_blocking=True)
             _synchronize(self.staging.device)
-            for target, part in zip(targets, host.split([t.numel() for t in targets])):
-                target.copy_(part)
+        if self.targets:
+            parts = received.split([t.numel() for t in self.targets])
+            for target, part in zip(self.targets, parts):
+                target.copy_(part, non_blocking=True)
         _synchronize(self.staging.device)
 
-    def _pack(self, sources: list[torch.Tensor], send: torch.Tensor) -> None:
-        buffer = send
-        if any(map(self.staging.needs_host, sources)):
-            buffer = self._host("send", send)
-        if sources:
-            for part, source in zip(buffer.split([s.numel() for s in sources]), sources):
-                part.copy_(source, non_blocking=True)
-        if buffer is not send:
-            _synchronize(self.staging.device)
-            send.copy_(buffer, non_blocking=True)
+    def _on_device(self, sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        """`sources` where they lie, or, of host state, packed in the send buffer."""
+        if not any(map(self.staging.needs_host, sources)):
+            return sources
+        sizes = [source.numel() for source in sources]
+        send = self.staging.take("send", self.lane, sum(sizes), dtype)
+        host = self._host("send", send)
+        for part, source in zip(host.split(sizes), sources):
+            part.copy_(source, non_blocking=True)
+        _synchronize(self.staging.device)
+        send.copy_(host, non_blocking=True)
+        return list(send.split(sizes))
 
     def _host(self, name: str, like: torch.Tensor) -> torch.Tensor:
         return self.staging.take(name, self.lane, like.numel(), like.dtype, on_host=True)
+
+
+def _post(transfers: list[tuple[Callable, torch.Tensor, int]], group: dist.ProcessGroup) -> list:
+    """Start sends and receives (function, tensor, rank in group); the n-th of a pair has tag n."""
+    global_ranks = dist.get_process_group_ranks(group)
+    numbers: Counter[tuple] = Counter()
+    operations = []
+    for function, tensor, peer in transfers:
+        tag = numbers[function, peer]
+        numbers[function, peer] += 1
+        operations.append(dist.P2POp(function, tensor, global_ranks[peer], group, tag))
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _num_elements(pieces: Sequence[Piece]) -> int:
+    return sum(piece.num_elements for piece in pieces)
 
 
 def _synchronize(device: torch.device) -> None:
