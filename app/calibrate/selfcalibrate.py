@@ -156,7 +156,7 @@ def _fit(
     variance = ((1 - scaled @ fitted) ** 2).sum() / (len(seconds) - scaled.shape[1])
     spread = np.sqrt(variance * np.diag(np.linalg.pinv(scaled.T @ scaled)))
     error = np.divide(spread, fitted, out=np.full(len(fitted), np.inf), where=fitted > 0)
-    return factors, share @ error, features
+    return factors, error[share.argmax(axis=1)], features
 
 
 def _slowest(

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 KEPT_PERIODS = 4
 """Rows of this many periods of `recalibrate_every` windows are fitted."""
 
+LEAST_R2 = 0.5
+"""A fit that explains less of the row times than this is logged, and not planned with."""
+
 RowTimes = Callable[[StepResult, Window, Plan, Topology], np.ndarray]
 """Seconds [row, EDP shard] of an executed optimizer step."""
 
@@ -39,8 +42,8 @@ def measured_rows(step: StepResult, window: Window, plan: Plan, topology: Topolo
 class SelfCalibration:
     """The cost model in use, re-fitted every `planner.recalibrate_every` windows.
 
-    The first window of a run is left out: it pays for first calls. Rows that cannot be fitted
-    (`refit` says why) leave the cost model as it is, and say so.
+    The first window of a run is left out: it pays for first calls. Rows that cannot be fitted, or
+    whose fit explains too little, leave the cost model as it is, with a warning that says why.
     """
 
     def __init__(self, config: RunConfig, row_times: RowTimes = measured_rows):
@@ -83,5 +86,13 @@ class SelfCalibration:
         except ValueError as error:
             logger.warning("self-calibration keeps the costs it has: %s", error)
             return
-        self.cost = found.cost
         self.metrics = {"calibrate/drift": found.drift, "calibrate/r2": found.r2}
+        if found.r2 < LEAST_R2:
+            logger.warning(
+                "self-calibration keeps the costs it has: the fit explains %.0f%% of the variance "
+                "of row times, at least %.0f%% are needed; is the machine busy?",
+                100 * found.r2,
+                100 * LEAST_R2,
+            )
+            return
+        self.cost = found.cost

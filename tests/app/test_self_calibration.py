@@ -21,7 +21,10 @@ from wandb_records import offline_runs
 from app.local.self_calibration import SelfCalibration, measured_rows
 from app.report.command import render
 from app.train import train
+from planner.placement import Placement
+from planner.rows import Rows
 from planner.topology import Topology
+from planner.window import Window
 from rollout_hooks.admission import PlannerCalls
 
 
@@ -77,6 +80,32 @@ def test_off_by_default_and_costs_stay_where_rows_cannot_be_fitted(caplog):
     assert [calibration.add(nothing, []) for _ in range(2)] == [{}, {}]
     assert calibration.cost == config.cost
     assert "self-calibration keeps the costs it has" in caplog.text
+
+
+def test_a_fit_to_noise_is_logged_and_not_planned_with(caplog):
+    config = calibrating_config()
+    rng = np.random.default_rng(0)
+
+    def noisy(*what):
+        seconds = planted_rows(*what)
+        return seconds * rng.lognormal(0, 0.4, seconds.shape)
+
+    calibration = SelfCalibration(config, noisy)
+    rows = 40
+    num = rows * config.topology.num_dp_slots
+    tokens = rng.integers(5, 40, num)
+    demand = np.zeros((num, 3, 16), np.int64)
+    demand[np.arange(num), :, rng.integers(0, 16, num)] = 4 * tokens[:, None]
+    window = Window(window_id=0, length=tokens + 1, routed_rows=tokens, demand=demand, top_k=4)
+    plan = SimpleNamespace(
+        rows=Rows(cell=np.arange(num), num_rows=rows, num_dp_slots=2),
+        placement=Placement.identity(3, 16, 2),
+    )
+    admitted = SimpleNamespace(windows=[window], plans=[plan])
+    found = [calibration.add(admitted, [None]) for _ in range(5)][-1]
+    assert found["calibrate/r2"] < 0.5 and found["calibrate/drift"] > 0
+    assert calibration.cost == config.cost
+    assert "of the variance of row times, at least 50% are needed" in caplog.text
 
 
 def test_a_shard_takes_as_long_as_its_slowest_rank():
