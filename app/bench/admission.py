@@ -33,7 +33,7 @@ CONFIG = RunConfig(
     ),
     routing_skew=RoutingSkewConfig(expert_bias_std=0.1),
     rollout=RolloutConfig(num_groups=16, group_size=8, max_new_tokens=128),
-    planner=PlannerConfig(capacity=2048, budget_seconds=0.05, stop="net_benefit"),
+    planner=PlannerConfig(capacity=2048, budget_seconds=0.03, stop="net_benefit"),
 )
 """Experts hold nearly all weights, as in the models of the paper, so that loading them takes longer
 than the planner's budget while sampling and training stay small enough for a CPU."""
