@@ -114,7 +114,8 @@ def render(content: Mapping[str, Any], source: str) -> str:
             "version's --json FILE"
         ) from error
     sections.append(figures_section(content))
-    text = page(f"routepack {command}", f"Drawn from {source}.", sections)
+    title = "routepack train --online" if command == "online" else f"routepack {command}"
+    text = page(title, f"Drawn from {source}.", sections)
     if len(text.encode()) > MOST_BYTES:
         raise ValueError(f"{source}: the page would exceed 3 MB; compare fewer windows")
     return text
