@@ -28,6 +28,13 @@ def manager_class(base: type, config: SlimeConfig) -> type:
                 url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
                 check_capture(url, capture_spec(args), config.capture.missing)
 
+        def set_train_parallel_config(self, config):
+            """A critic reports sizes too, after the actor, but not the actor's topology."""
+            known = getattr(self, "train_parallel_config", None) or {}
+            if "routepack" in known:
+                config = {"routepack": known["routepack"], **config}
+            super().set_train_parallel_config(config)
+
         def _convert_samples_to_train_data(self, samples):
             started = time.time()
             demand, groups = demand_of_samples(self.args, samples, config.capture.missing)

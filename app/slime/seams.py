@@ -57,6 +57,12 @@ DRIVER_SEAMS = (
     ),
     Seam(
         module="slime.ray.rollout",
+        name="RolloutManager.set_train_parallel_config",
+        parameters=("self", "config"),
+        uses=("train_parallel_config",),
+    ),
+    Seam(
+        module="slime.ray.rollout",
         name="RolloutManager._convert_samples_to_train_data",
         parameters=("self", "samples"),
     ),

@@ -10,6 +10,8 @@ import pytest
 from test_slime_logic import TOPOLOGY, job, rollout_planner, sample, sealed
 
 from app.slime import warm_up
+from app.slime.config import SlimeConfig
+from app.slime.manager import manager_class
 from planner.placement import Placement
 from planner.policy import make_plan
 from rollout_hooks.slime_capture import capture, demand_of_samples, weight_versions
@@ -94,3 +96,17 @@ def test_the_planner_is_compiled_for_the_pipeline_of_the_job(pp, monkeypatch):
     planner = rollout_planner()
     warm_up.compile_planner(planner.cost, planner.options, pp=pp)
     assert planned == [(policy, pp, True) for policy in ("off", "base", "full")]
+
+
+def test_a_critic_does_not_take_the_topology_away():
+    """slime's critic reports its own sizes to the same manager, after the actor."""
+
+    class Manager:
+        def set_train_parallel_config(self, config):
+            self.train_parallel_config = config
+
+    manager = object.__new__(manager_class(Manager, SlimeConfig()))
+    manager.set_train_parallel_config({"dp_size": 2, "routepack": {"topology": TOPOLOGY}})
+    manager.set_train_parallel_config({"dp_size": 4})
+    assert manager.train_parallel_config["dp_size"] == 4
+    assert manager.train_parallel_config["routepack"]["topology"] is TOPOLOGY
