@@ -16,8 +16,9 @@ SHARE = 0.25
 def bench_commit(quick: bool) -> BenchResult:
     """Figures `commit.*`: a quarter of the experts of a 4-layer, 64-expert model, verify off.
 
-    The commit packs, sends, writes and meets at a barrier; the baseline exchanges preallocated
-    contiguous tensors of the same sizes, and nothing else. Medians, alternating.
+    The commit sends, writes and meets at a barrier; the baseline exchanges preallocated contiguous
+    tensors of the same sizes, and nothing else. Medians, alternating. `home_and_back_seconds` is
+    what a save adds when a quarter of the experts is away (`train_hooks.checkpoint`).
     """
     config = RunConfig(
         name="bench_commit",
@@ -41,6 +42,7 @@ def bench_commit(quick: bool) -> BenchResult:
         "commit.seconds": at[SHARE]["commit"],
         "commit.moved_mb": at[SHARE]["moved_mb"],
         "commit.expert_state_mb": measured["state_mb"],
+        "commit.home_and_back_seconds": measured["save_seconds"],
         "commit.peak_over_staging": measured["peak_over_staging"],
         "commit.seconds_per_mb_largest_over_smallest": (seconds[-1] / moved[-1])
         / (seconds[0] / moved[0]),
@@ -56,10 +58,12 @@ def _bench_rank(config: RunConfig, repeats: int) -> dict:
     _fill_moments(trainer)
     state_mb = _expert_state_mb(trainer)
     by_share = {share: _measure(trainer, share, repeats) for share in SHARES}
+    save_seconds = _home_and_back(trainer, repeats)
     staging = trainer.committer.staging
     return {
         "by_share": by_share,
         "state_mb": state_mb,
+        "save_seconds": save_seconds,
         "peak_over_staging": staging.num_bytes / (trainer.committer.options.staging_mb * 2**20),
     }
 
@@ -107,6 +111,28 @@ def _measure(trainer, share: float, repeats: int) -> dict[str, float]:
         "ratio": commit / exchange,
         "moved_mb": total.item() / 2**20,
     }
+
+
+def _home_and_back(trainer, repeats: int) -> float:
+    """Median seconds of going to identity and back, with a quarter of the experts away."""
+    import time
+
+    import torch.distributed as dist
+
+    from train_hooks.checkpoint import logical_order
+
+    home = trainer.layout.placement()
+    trainer.committer.move_to(_swapped(home, SHARE), "bench")
+    seconds = []
+    for _ in range(repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        with logical_order(trainer.committer):
+            pass
+        dist.barrier()
+        seconds.append(time.perf_counter() - start)
+    trainer.committer.move_to(home, "bench")
+    return statistics.median(seconds)
 
 
 def _swapped(placement, share: float):

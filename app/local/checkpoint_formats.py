@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
+from multiprocessing import get_context
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +18,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 
+from app.local.ranks import die_with_parent
 from train_hooks.moe_layers import unwrap
 
 Format = Literal["dp_reshardable", "fully_reshardable", "torch"]
@@ -39,6 +43,7 @@ def save_state(
             )
         _save_torch(ddp, optimizer, folder)
         return None
+    _start_results_queue()
     return dist_checkpointing.save(
         _sharded_state(ddp, optimizer, fmt, is_loading=False),
         str(folder),
@@ -58,6 +63,17 @@ def load_state(ddp, optimizer, folder: Path, fmt: Format) -> None:
         unwrap(ddp).load_state_dict(loaded["model"])
         optimizer.load_state_dict(loaded["optimizer"])
     _separate_step_counters(optimizer)
+
+
+def _start_results_queue() -> None:
+    """Start the manager process that Megatron keeps between saves, so that it ends with its rank.
+
+    Megatron starts it without that (filesystem_async.py), and a killed rank would leave it behind.
+    """
+    if filesystem_async._results_queue is None:
+        manager = SyncManager(ctx=get_context("spawn"))
+        manager.start(die_with_parent)
+        filesystem_async._results_queue = manager.Queue()
 
 
 def _sharded_state(ddp, optimizer, fmt: Format, *, is_loading: bool) -> dict[str, Any]:

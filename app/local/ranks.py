@@ -62,8 +62,13 @@ def run_ranks(function: Callable[..., Any], config: RunConfig, *args: Any) -> An
         return pickle.loads(Path(folder, "result").read_bytes())
 
 
-def _rank_main(rank: int, folder: str, function, config: RunConfig, args: tuple) -> None:
+def die_with_parent() -> None:
+    """Let the kernel end this process when the one that started it ends, however it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _rank_main(rank: int, folder: str, function, config: RunConfig, args: tuple) -> None:
+    die_with_parent()
     os.environ["OMP_NUM_THREADS"] = "1"
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
