@@ -65,33 +65,32 @@ def test_plan_n_is_not_behind_generate_n_plus_1(run_slime):
     assert sum(entry["place/moved_experts"] for entry in run.routepack) > 0
 
 
-def test_a_save_under_a_moved_layout_resumes_in_plain_slime(run_slime):
-    """Weights only: with torch's Adam this Megatron cannot load its own optimizer state
-    (distrib_optimizer.py, `assert len(steps) == 1`), with or without RoutePack; on a cluster the
-    optimizer is TE's. The exactness of optimizer state is shown by the twenty moves.
+@pytest.mark.parametrize("save", ["at_once", "asynchronous"])
+def test_a_save_under_a_moved_layout_resumes_in_plain_slime(run_slime, save):
+    """Weights and Adam's moments: rollout 2 trains as in the job that was never interrupted.
+
+    Asynchronous: the move of rollout 1 waits for the end of rollout 0's save.
     """
-    save = (*DUMP, "--save", "OUTPUT/save", "--save-interval", "1")
-    save = (*save, "--save-hf", "OUTPUT/hf_{rollout_id}")
-    moved = run_slime("app.slime_train", *FULL, *save, ROUTEPACK_TEST_FP32="1")
-    plain = run_slime("train", *save, ROUTEPACK_TEST_FP32="1")
+    flags = (*DUMP, "--save", "OUTPUT/save", "--save-interval", "1")
+    flags = (*flags, "--save-hf", "OUTPUT/hf_{rollout_id}")
+    flags += ("--async-save",) if save == "asynchronous" else ()
+    moved = run_slime("app.slime_train", *FULL, *flags, ROUTEPACK_TEST_FP32="1")
+    assert sum(entry["place/moved_experts"] for entry in moved.routepack) > 0
     assert (moved.folder / "save" / "routepack_layout.json").is_file()
-    resumed = [
-        run_slime(
-            "train",
-            *DUMP,
-            "--load",
-            str(run.folder / "save"),
-            "--no-load-optim",
-            "--num-rollout",
-            "3",
-            ROUTEPACK_TEST_FP32="1",
-        )
-        for run in (plain, moved)
-    ]
-    assert [len(run.steps) for run in resumed] == [2, 2]
-    for a, b in zip(*(run.steps for run in resumed)):
+    more = ("--num-rollout", "3")
+    load = ("--load", str(moved.folder / "save"), "--override-opt-param-scheduler")
+    resumed = run_slime("train", *DUMP, *load, *more, ROUTEPACK_TEST_FP32="1")
+    whole = run_slime("app.slime_train", *FULL, *DUMP, *more, ROUTEPACK_TEST_FP32="1")
+    assert [len(run.steps) for run in (whole, resumed)] == [6, 2]
+    for a, b in zip(whole.steps[4:], resumed.steps, strict=True):
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+    if save == "at_once":  # without Adam's moments the second step stands elsewhere
+        forgetful = run_slime(
+            "train", *DUMP, *load, *more, "--no-load-optim", ROUTEPACK_TEST_FP32="1"
+        )
+        lost = forgetful.steps[1]["grad_norm"]
+        assert lost != pytest.approx(whole.steps[5]["grad_norm"], rel=1e-4)
 
 
 def test_ep_2_by_edp_2_on_four_ranks(run_slime):

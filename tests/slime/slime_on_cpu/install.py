@@ -171,22 +171,37 @@ def _patch_process_group(module) -> None:
 
 
 def _patch_optimizer(module) -> None:
-    """Megatron's own checkpoint of torch's Adam in fp32, which two lines of it rule out.
+    """Megatron's own checkpoint of torch's Adam in fp32, which four lines of it rule out.
 
     `state_dict` asks a fresh optimizer for its step (`assert len(steps) == 1`; only TE's has an
     answer): it gets its state first, by Megatron's own function for that, which changes no
-    parameter without weight decay. And an fp32 main parameter is a view of the model's, which may
-    be written without autograd only.
+    parameter without weight decay. An fp32 main parameter is a view of the model's, which may be
+    written without autograd only. `_set_main_param_and_optimizer_states` wants the step, which its
+    callers took out, since param_groups have restored it. And `load_state_dict` gives all
+    parameters one step tensor, which torch's Adam then counts up once for each of them.
     """
     import torch
 
     optimizer = module.DistributedOptimizer
-    original = optimizer.sharded_state_dict
+    sharded, load = optimizer.sharded_state_dict, optimizer.load_state_dict
+    write = optimizer._set_main_param_and_optimizer_states
 
     def sharded_state_dict(self, model_sharded_state_dict=None, is_loading=False, **kwargs):
         if is_loading and not self.optimizer.state:
             self._init_optimizer_states_with_dummy_values()
-        return original(self, model_sharded_state_dict or {}, is_loading, **kwargs)
+        return sharded(self, model_sharded_state_dict or {}, is_loading, **kwargs)
+
+    def write_with_step(self, model_param, tensors):
+        group, order = self.model_param_group_index_map[model_param]
+        main_param = self.optimizer.param_groups[group]["params"][order]
+        write(self, model_param, {**tensors, "step": self.optimizer.state[main_param]["step"]})
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        load(self, state_dict)
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].clone()
 
     optimizer.sharded_state_dict = sharded_state_dict
-    optimizer.load_state_dict = torch.no_grad()(optimizer.load_state_dict)
+    optimizer._set_main_param_and_optimizer_states = write_with_step
+    optimizer.load_state_dict = load_state_dict

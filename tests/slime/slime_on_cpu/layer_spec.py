@@ -122,7 +122,8 @@ class ColumnGroupedLinear(torch.nn.Module):
             )
             init_method(weight.data)
             weight.allreduce = not (is_expert and config.expert_model_parallel_size > 1)
-            weight.tensor_model_parallel, weight.partition_dim = False, -1
+            # As TE marks them: every TP rank counts its own experts in the gradient norm.
+            weight.tensor_model_parallel, weight.partition_dim = True, 0
             weight.partition_stride = 1
             self.register_parameter(f"weight{index}", weight)
 
