@@ -61,7 +61,7 @@ class SlimeRun:
     def steps(self) -> list[dict[str, float]]:
         found = re.findall(r"step \d+: (\{[^{}]*\})", self.log)
         return [
-            {k: float(v) for k, v in re.findall(r"'train/(\w+)': ([-+.\deinf]+)", text)}
+            {k: float(v) for k, v in re.findall(r"'train/([\w-]+)': ([-+.\deinf]+)", text)}
             for text in found
         ]
 
