@@ -22,7 +22,8 @@ SHAPES = {
     "pp2_vpp2_dp2_ep2": "--pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 1",
     "tp2_sp_cp2_dp1_ep2": "--tensor-model-parallel-size 2 --sequence-parallel "
-    "--context-parallel-size 2 --cp-comm-type all_gather --expert-tensor-parallel-size 1",
+    "--context-parallel-size 2 --cp-comm-type all_gather --expert-tensor-parallel-size 1 "
+    "--max-tokens-per-gpu 64",
 }
 
 
@@ -40,9 +41,12 @@ def test_full_trains_what_plain_slime_trains(run_slime, inputs, shape):
     assert len(full.steps) == len(plain.steps) == 4
     assert sum(entry["place/moved_experts"] for entry in full.routepack) > 0
     assert all(entry["fallback"] == 0 for entry in full.routepack)
+    assert all(entry["plan/rows"] > 2 for entry in full.routepack)  # of two steps
     worst, name = largest_gradient_difference(plain.folder, full.folder)
     print(f"{shape}: grad_max_rel_diff {worst:.2e} at {name}")
     assert worst <= 1e-5
+    for a, b in zip(plain.steps, full.steps, strict=True):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
     a, b = load_all(plain.folder / "hf_1"), load_all(full.folder / "hf_1")
     assert a.keys() == b.keys()
     different = sum(((a[n] - b[n]).abs() > 1e-4).sum().item() for n in a)
