@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from planner.cost import CostModel, Stage
@@ -71,3 +72,11 @@ def jobs(draw, max_trajectories: int = 40) -> tuple[Window, Topology]:
         seed=draw(st.integers(0, 1000)),
     )
     return window, topology
+
+
+def not_worse(key, than) -> bool:
+    """Lexicographic, where sums that differ by rounding only are equal."""
+    for mine, other in zip(key, than, strict=True):
+        if mine != pytest.approx(other, rel=1e-9):
+            return bool(mine < other)
+    return True
