@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.cost import CostModel
 from planner.placement import Placement
@@ -37,6 +38,28 @@ class PlannerCalls:
 
     place: Callable[..., PlacementResult] = place
     schedule: Callable[..., RowsResult] = schedule
+
+
+class Once:
+    """Calls a function the first time only; later callers get its result, or its error.
+
+    For the placement of a rollout, which all of its optimizer steps share.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.found: tuple[Any, Exception | None] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.found is None:
+            try:
+                self.found = self.function(*arguments), None
+            except Exception as error:
+                self.found = None, error
+        result, error = self.found
+        if error is not None:
+            raise error
+        return result
 
 
 @dataclass(kw_only=True, slots=True)

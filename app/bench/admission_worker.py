@@ -22,10 +22,11 @@ from app.local.engine import EmbeddedEngine
 from app.local.grpo import advantages
 from app.local.model import build_hf
 from app.local.rollout import SealedRollout, sample_window
-from app.local.session import Session, compile_planner
+from app.local.session import Session
 from app.local.trainer import grpo_step_inputs
 from planner.move_cost import MoveCost
 from planner.policy import place, schedule
+from planner.warm_up import compile_planner
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.background import in_background
 
@@ -116,7 +117,7 @@ def _open(config: RunConfig) -> Session:
     trainer = LocalTrainer(config)
     trainer.bridge.load(hf.state_dict())
     if dist.get_rank() == 0:
-        compile_planner(config)
+        compile_planner(config.cost, config.planner_options(), pp=config.topology.pp)
     dist.barrier()
     return Session(config=config, engine=EmbeddedEngine(hf, config.seed), trainer=trainer)
 

@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from planner.cost import CostModel
 from planner.placement import Placement
 from planner.plan import Plan
 from planner.window import Window
-from rollout_hooks.admission import Admission, PlannerCalls
+from rollout_hooks.admission import Admission, Once, PlannerCalls
 from train_hooks.commit import CommitReport
 
 
@@ -136,7 +135,8 @@ def _open(
     cost: CostModel | None,
 ) -> list[Admission]:
     """Place once, on the whole rollout, and start every step's row search."""
-    calls = replace(calls, place=_PlaceOnce(calls.place, whole))
+    place_whole = Once(lambda of_step, *arguments: calls.place(whole, *arguments))
+    once = replace(calls, place=place_whole)
     admissions = [
         Admission(
             window=window,
@@ -146,32 +146,13 @@ def _open(
             policy=policy,
             options=config.planner_options(),
             deadline_seconds=config.planner.deadline_seconds,
-            calls=calls,
+            calls=once,
         )
         for window in windows
     ]
     for admission in admissions:
         admission.start_schedule()
     return admissions
-
-
-class _PlaceOnce:
-    """Places the whole rollout at the first call; every step gets that result, or its error."""
-
-    def __init__(self, place: Callable[..., Any], whole: Window):
-        self.place, self.whole = place, whole
-        self.found: tuple[Any, Exception | None] | None = None
-
-    def __call__(self, window: Window, *arguments: Any) -> Any:
-        if self.found is None:
-            try:
-                self.found = self.place(self.whole, *arguments), None
-            except Exception as error:
-                self.found = None, error
-        result, error = self.found
-        if error is not None:
-            raise error
-        return result
 
 
 def _from_rank_0(value):

@@ -16,9 +16,7 @@ from app.local.model import build_hf
 from app.local.reference import ReferenceModel
 from app.local.trainer import LocalTrainer
 from app.local.warmup import starting_weights
-from planner.placement import Placement
-from planner.policy import make_plan
-from planner.window import Window
+from planner.warm_up import compile_planner
 from rollout_hooks.trajectory import Trajectory
 
 
@@ -48,7 +46,7 @@ def open_session(
     trainer = LocalTrainer(config, **megatron_changes)
     trainer.bridge.load(hf.state_dict())
     if dist.get_rank() == 0:
-        compile_planner(config)
+        compile_planner(config.cost, config.planner_options(), pp=config.topology.pp)
     dist.barrier()
     engine: RolloutEngine = EmbeddedEngine(hf, config.seed)
     if server_url is not None:
@@ -57,20 +55,3 @@ def open_session(
         engine = SglangEngine(server_url, hf)
     reference = ReferenceModel(config, weights) if config.train.use_kl_loss else None
     return Session(config=config, engine=engine, trainer=trainer, reference=reference)
-
-
-def compile_planner(config: RunConfig) -> None:
-    """Plan one small window, so that just-in-time compilation is not timed as planning."""
-    model, topology = config.model, config.topology
-    num = 4 * topology.num_dp_slots
-    rows = np.full(num, topology.capacity // 3)
-    shape = (num, len(model.moe_layers), model.num_experts)
-    demand = np.zeros(shape, np.int32)
-    demand[..., : model.top_k] = rows[:, None, None]
-    window = Window(
-        window_id=0, length=rows + 1, routed_rows=rows, demand=demand, top_k=model.top_k
-    )
-    identity = Placement.identity(shape[1], shape[2], topology.num_ep_ranks)
-    options = config.planner_options(budget_seconds=0.01)
-    for policy in ("off", "base", "full"):
-        make_plan(window, topology, config.cost, identity, policy, options)

@@ -22,9 +22,9 @@ from app.slime.cost import bytes_per_expert, cost_of_model
 from app.slime.messages import Placed, PlanReport, Ready, Sealed
 from app.slime.planning import RolloutPlanner, digest_of
 from app.slime.seams import DRIVER_SEAMS, find, with_globals
-from app.slime.warm_up import compile_planner
 from planner.options import MOVES_EXPERTS, PlannerOptions
 from planner.placement import Placement
+from planner.warm_up import compile_planner
 from rollout_hooks.slime_steps import SlimeSchedule, to_slime_schedule
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from planner.policy import PlannerOptions, schedule
 from planner.rows import Rows
 from planner.topology import Topology
 from planner.window import Window
-from rollout_hooks.admission import Admission, PlannerCalls
+from rollout_hooks.admission import Admission, Once, PlannerCalls
 from rollout_hooks.estimate import demand_shares
 from rollout_hooks.slime_windows import SealedRollout, windows_of
 
@@ -77,24 +77,6 @@ class OpenRollout:
     joined: Joined | None = None
 
 
-class _Once:
-    """Calls a function the first time only; later callers get its result, or its error."""
-
-    def __init__(self, function):
-        self.function, self.found = function, None
-
-    def __call__(self, *args):
-        if self.found is None:
-            try:
-                self.found = self.function(*args), None
-            except Exception as error:
-                self.found = None, error
-        result, error = self.found
-        if error is not None:
-            raise error
-        return result
-
-
 class RolloutPlanner:
     """The planner's state over a run: carried placement, demand shares, guard."""
 
@@ -142,7 +124,7 @@ class RolloutPlanner:
         if blind or not may_move:
             policy = WITHOUT_MOVES.get(policy, policy)
         planned_as = self.config.planner.observe_as if policy == "observe" else policy
-        calls = PlannerCalls(place=_Once(self.calls.place), schedule=self.calls.schedule)
+        calls = PlannerCalls(place=Once(self.calls.place), schedule=self.calls.schedule)
         admissions = [
             Admission(
                 window=window,

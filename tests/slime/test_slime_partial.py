@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from test_slime_logic import TOPOLOGY, job, rollout_planner, sample, sealed
 
-from app.slime import warm_up
 from app.slime.config import SlimeConfig
 from app.slime.manager import manager_class
+from planner import warm_up
 from planner.placement import Placement
 from planner.policy import make_plan
 from rollout_hooks.slime_capture import capture, demand_of_samples, weight_versions

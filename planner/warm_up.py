@@ -1,4 +1,4 @@
-"""Compile the planner's kernels while the first rollout is generated.
+"""Compile the planner's kernels before the first window is planned.
 
 numba compiles by type on first use and keeps the result in a cache beside the code; where that is
 cold the first plan would take half a minute, which is more than a deadline should allow.
