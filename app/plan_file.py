@@ -17,6 +17,7 @@ import numpy as np
 from planner.cost import CostModel
 from planner.placement import Placement, rank_load
 from planner.plan import Plan
+from planner.recorded.npz import DAMAGE
 from planner.rows import Rows
 from planner.score import rank_demand, row_costs
 from planner.topology import Topology
@@ -31,7 +32,6 @@ _MEMBERS = (
     "drawing_load_after",
     "drawing_job",
 )
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,7 +151,7 @@ def load_plan_file(path: str | os.PathLike[str]) -> tuple[Plan, Drawing | None]:
             layer_numbers=tuple(map(int, job["layer_numbers"])),
         )
         _check(plan, drawing)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(f"{target}: the drawing beside the plan is damaged ({error})") from error
     return plan, drawing
 

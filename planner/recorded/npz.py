@@ -10,6 +10,7 @@ A count file holds `counts` `[sample, layer, expert]`, `routed_tokens` and `prom
 
 from __future__ import annotations
 
+import lzma
 import os
 import zipfile
 import zlib
@@ -35,16 +36,22 @@ _KEYS = (
     "demand",
 )
 _COUNT_KEYS = ("counts", "routed_tokens", "prompt_tokens")
-_DAMAGE = (
+DAMAGE = (
     OSError,
     ValueError,
     EOFError,
-    KeyError,
+    LookupError,
     TypeError,
     AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,  # zipfile: a member that says it is encrypted, or made by a later version
+    SyntaxError,
+    lzma.LZMAError,
     zipfile.BadZipFile,
     zlib.error,
 )
+"""What numpy and zipfile raise for an archive with wrong bytes in it."""
 
 
 def write_windows(path: str | os.PathLike[str], windows: Iterable[Window]) -> None:
@@ -115,7 +122,7 @@ def load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is not an .npz archive")
             return {key: archive[key] for key in archive.files}
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(f"{path}: not a readable .npz file ({error})") from error
 
 

@@ -102,6 +102,22 @@ def test_a_damaged_file_is_one_clear_error_or_reads_the_same(tmp_path_factory, d
         assert str(path) in str(error)
 
 
+def test_no_byte_of_the_archive_s_own_tables_ends_in_another_error(tmp_path):
+    path = tmp_path / "w.npz"
+    write_windows(path, [make_window(0, 4)])
+    raw = path.read_bytes()
+    directory = raw.index(b"PK\x01\x02")
+    for place in (*range(64), *range(directory, len(raw))):
+        for mask in (0x01, 0x08, 0xFF):
+            damaged = bytearray(raw)
+            damaged[place] ^= mask
+            path.write_bytes(damaged)
+            try:
+                read(path)
+            except ValueError as error:
+                assert str(path) in str(error)
+
+
 def test_foreign_files_are_named(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(2))
     with pytest.raises(ValueError, match=r"a\.npz: holds \['x'\]"):
