@@ -100,7 +100,7 @@ def _add_train(commands) -> None:
     def run(arguments):
         config = _configuration(arguments)
         if arguments.online:
-            from app.online import train_online
+            from app.commands.train_online import train_online
 
             if arguments.resume:
                 raise ValueError(
@@ -116,7 +116,7 @@ def _add_train(commands) -> None:
                 report=arguments.report,
             )
             return
-        from app.train import train
+        from app.commands.train import train
 
         train(
             config,
@@ -142,7 +142,7 @@ def _add_compare(commands) -> None:
     command.add_argument("--report", metavar="HTML", help="write the page here")
 
     def run(arguments):
-        from app.compare import compare
+        from app.commands.compare import compare
 
         policies = tuple(arguments.policies)
         compare(
@@ -171,10 +171,10 @@ def _add_verify(commands) -> None:
 
     def run(arguments):
         if arguments.matrix:
-            from app.matrix.command import verify_matrix
+            from app.commands.verify_matrix import verify_matrix
 
             return 0 if verify_matrix(arguments.json) else 1
-        from app.verify import verify
+        from app.commands.verify import verify
 
         return 0 if verify(_configuration(arguments), arguments.json) else 1
 
@@ -186,8 +186,8 @@ def _add_warmup(commands) -> None:
     _add_run_options(command)
 
     def run(arguments):
-        from app.figures import write_figures
         from app.local.warmup import warm_up, warmup_path
+        from app.results.figures import write_figures
 
         config = _configuration(arguments)
         figures = warm_up(config)

@@ -143,7 +143,7 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--report", metavar="HTML", help="write the page here")
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.replay import replay
+        from app.commands.replay import replay
 
         recording = _recording(arguments, arguments.windows)
         replay(
@@ -174,7 +174,7 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--output", required=True, metavar="PLAN.npz")
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.plan_command import plan
+        from app.commands.plan import plan
 
         recording = _recording(arguments, arguments.window + 1)
         plan(
@@ -198,7 +198,7 @@ def _add_show(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--json", metavar="FILE", help="write the figures here")
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.plan_command import show
+        from app.commands.plan import show
 
         show(arguments.plan, arguments.rows, arguments.output, arguments.json)
 
@@ -222,7 +222,7 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--output", metavar="DIR", help="write pictures here")
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.bench.command import bench
+        from app.commands.bench import bench
 
         names = BENCHES if "all" in arguments.what else tuple(dict.fromkeys(arguments.what))
         bench(names, arguments.quick, arguments.output, arguments.json, arguments.device)

@@ -78,8 +78,8 @@ def _add_advise(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--json", metavar="FILE", help="write the figures here")
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.advise.command import advise
         from app.advise.job import JobSize
+        from app.commands.advise import advise
 
         size = JobSize(
             tp=arguments.tp,
@@ -134,7 +134,7 @@ def _add_calibrate(commands: argparse._SubParsersAction) -> None:
     def run(arguments: argparse.Namespace) -> None:
         from dataclasses import replace
 
-        from app.calibrate.command import calibrate
+        from app.commands.calibrate import calibrate
         from app.config import load_config
 
         config = load_config(arguments.config)
@@ -167,7 +167,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--json", metavar="FILE", help="write the figures here")
 
     def run(arguments: argparse.Namespace) -> int:
-        from app.doctor import doctor
+        from app.commands.doctor import doctor
 
         return 0 if doctor(tuple(arguments.need), arguments.json) else 1
 
@@ -184,7 +184,7 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     )
 
     def run(arguments: argparse.Namespace) -> None:
-        from app.report.command import report
+        from app.report.write import report
 
         report(arguments.results, arguments.output)
 

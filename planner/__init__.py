@@ -31,8 +31,8 @@ def _drop_stale_kernels() -> None:
     numba checks only the file of the outermost kernel, not the files that it calls into.
     """
     here = _Path(__file__).parent
-    newest = max(source.stat().st_mtime for source in here.glob("*.py"))
-    for index in (here / "__pycache__").glob("*.nbi"):
+    newest = max(source.stat().st_mtime for source in here.rglob("*.py"))
+    for index in here.rglob("__pycache__/*.nbi"):
         with _suppress(OSError):
             if index.stat().st_mtime < newest:
                 index.unlink()

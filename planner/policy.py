@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost import CostModel
 from planner.options import POLICIES, PlannerOptions
 from planner.placement import Placement
-from planner.placing import PlacementResult, place
+from planner.placing.place import PlacementResult, place
 from planner.plan import Plan
 from planner.scheduling import RowsResult, base_joint_cost, schedule
 from planner.score import Score, score

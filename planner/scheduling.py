@@ -8,28 +8,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.base_rows import dp_local_ffd
 from planner.communication import traffic
 from planner.cost import CostModel
-from planner.found import Found
-from planner.global_rows import global_ffd_rows
 from planner.options import SEARCHES_ROWS, PlannerOptions, check_policy, check_sizes
-from planner.pair_anneal import pair_anneal
-from planner.pipeline_sim import makespan
-from planner.placement import Placement
-from planner.population_annealing import population_annealing
-from planner.rescore import Problem, cells_to_internal, problem_of, rows_of
-from planner.row_choice import ranked_row_counts, valley_makespan
-from planner.row_count import (
+from planner.packing.base_rows import dp_local_ffd
+from planner.packing.global_rows import global_ffd_rows
+from planner.packing.row_count import (
     RowCount,
     count_kept,
     raised_to_pipeline_floor,
     too_few,
 )
-from planner.row_order import best_row_order, reordered, valley
+from planner.packing.slime_rows import slime_rows
+from planner.pipeline_sim import makespan
+from planner.placement import Placement
 from planner.rows import Rows
 from planner.score import rank_demand, row_costs, score_rank_demand
-from planner.slime_rows import slime_rows
+from planner.search.found import Found
+from planner.search.pair_anneal import pair_anneal
+from planner.search.population_annealing import population_annealing
+from planner.search.rescore import Problem, cells_to_internal, problem_of, rows_of
+from planner.search.row_choice import ranked_row_counts, valley_makespan
+from planner.search.row_order import best_row_order, reordered, valley
 from planner.topology import Topology
 from planner.window import Window
 

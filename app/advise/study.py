@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from app.progress import track
+from app.results.progress import track
 from planner.cost import CostModel
 from planner.move_cost import MoveCost
 from planner.placement import Placement

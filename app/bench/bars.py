@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.progress import print_table
+from app.results.progress import print_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def bench_capture(quick: bool) -> BenchResult:
 def main() -> None:
     """Run this bench alone: `python -m app.bench.capture [--quick] [--json FILE]`."""
     from app.bench.bars import print_figures
-    from app.figures import write_figures
+    from app.results.figures import write_figures
 
     parser = argparse.ArgumentParser(description=bench_capture.__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TRAJECTORIES} trajectories")

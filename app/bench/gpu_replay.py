@@ -15,7 +15,7 @@ import numpy as np
 
 from app.bench.gpu_replay_rows import RowWork, balanced, rows_of
 from app.bench.result import BenchResult
-from app.progress import track
+from app.results.progress import track
 from planner.cost import CostModel
 from planner.placement import Placement
 from planner.policy import PlannerOptions, make_plan

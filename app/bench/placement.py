@@ -13,12 +13,12 @@ import time
 import numpy as np
 
 from app.bench.result import PAPER_PRESETS, BenchResult
-from app.progress import track
+from app.results.progress import track
 from app.studies.placement import hit_share
 from app.studies.recording import Recording, open_recording
 from planner.baselines import eplb
-from planner.greedy_placement import greedy_repair
 from planner.placement import Placement
+from planner.placing.greedy import greedy_repair
 from planner.policy import PlannerOptions, place
 
 REPEATS = 3

@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from app.bench.result import PAPER_PRESETS, BenchResult
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import open_recording
-from planner.row_count import row_count
+from planner.packing.row_count import row_count
 
 
 def bench_rows(quick: bool) -> BenchResult:

@@ -13,7 +13,7 @@ import numpy as np
 
 from app.bench.fresh import run_fresh
 from app.bench.result import BenchResult
-from app.progress import track
+from app.results.progress import track
 
 LARGE = {"num": 4096, "num_layers": 60, "num_experts": 512, "num_ranks": 64, "dp": 64}
 BUDGET_SECONDS = 2.0

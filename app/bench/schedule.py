@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.bench.result import PAPER_PRESETS, BenchResult
-from app.progress import track
+from app.results.progress import track
 from app.studies.ilp import PAPER_PROPOSALS
 from app.studies.recording import Recording, open_recording
 from app.studies.rescheduling import executable, fixed_schedules, shared_placement
-from planner.found import Found
-from planner.pair_anneal import pair_anneal
 from planner.policy import PlannerOptions
-from planner.population_annealing import population_annealing
-from planner.rescore import Problem, cells_to_internal, problem_of
 from planner.score import rank_demand, score_rank_demand
+from planner.search.found import Found
+from planner.search.pair_anneal import pair_anneal
+from planner.search.population_annealing import population_annealing
+from planner.search.rescore import Problem, cells_to_internal, problem_of
 from planner.window import Window
 
 NUM_THREADS = 2

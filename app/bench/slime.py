@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from app.bench.result import BenchResult
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import Recording, open_recording
 from planner.baselines import replica_oracle
 from planner.placement import Placement

@@ -13,7 +13,7 @@ import numpy as np
 
 from app.bench.fresh import run_fresh
 from app.bench.result import PAPER_PRESETS, BenchResult
-from app.progress import track
+from app.results.progress import track
 from planner.recorded import preset, write_windows
 
 REPEATS = 5

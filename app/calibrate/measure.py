@@ -20,7 +20,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from app.calibrate.rows import Cell
 from app.config import ModelConfig, RunConfig
 from app.local.tokens import VOCAB_SIZE
-from app.progress import track
+from app.results.progress import track
 
 MOST_ROUNDS = 4
 """At most this many times the asked-for repeats."""

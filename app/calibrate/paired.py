@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from app.config import RunConfig, StageConfig
-from app.local.compare import CONTROL, measure_policy
+from app.local.paired_windows import CONTROL, measure_policy
 from app.local.ranks import run_ranks
 from app.local.rollout import sample_window
 from app.local.session import open_session
 from app.local.snapshot import restore, take_snapshot
 from app.local.warmup import ensure_warm
-from app.progress import track
-from app.statistics import Spread, spread
+from app.results.progress import track
+from app.results.statistics import Spread, spread
 from planner.cost import CostModel
 from rollout_hooks.estimate import demand_shares
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from app.calibrate.selfcalibrate import Refit, RowObservation, observe, refit
+from app.local.refit import Refit, RowObservation, observe, refit
 from planner.cost import CostModel
 from planner.placement import Placement
 from planner.plan import Plan

@@ -1,6 +1,6 @@
 """Self-calibration in training: row times are measured, the cost model is re-fitted, rows follow.
 
-Every k windows `app.calibrate.selfcalibrate.refit` scales the configured coefficients to what the
+Every k windows `app.local.refit.refit` scales the configured coefficients to what the
 rows of the last windows took; the next windows are planned with the result.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from app.calibrate.selfcalibrate import RowObservation, observe, refit
 from app.config import RunConfig
 from app.local.admit import Admitted
+from app.local.refit import RowObservation, observe, refit
 from app.local.trainer import StepResult
 from planner.plan import Plan
 from planner.topology import Topology

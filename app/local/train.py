@@ -18,16 +18,16 @@ from app.local import checkpoint
 from app.local.admit import Admitted, admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
+from app.local.metrics import STEP_KEY, window_metrics
 from app.local.rollout import SealedRollout, sample_window
 from app.local.self_calibration import RowTimes, SelfCalibration, measured_rows
 from app.local.session import open_session
 from app.local.steps import rollout_inputs
 from app.local.trainer import StepResult
-from app.metrics import STEP_KEY, window_metrics
-from app.plots import plot_rank_load
-from app.progress import track
-from app.report.plan_details import rank_load_detail, rows_beside_off
-from app.wandb_log import WandbLog
+from app.results.plan_details import rank_load_detail, rows_beside_off
+from app.results.plots import plot_rank_load
+from app.results.progress import track
+from app.results.wandb_log import WandbLog
 from planner.placement import Placement, rank_load
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
@@ -38,7 +38,7 @@ class TrainRun:
     """What rank 0 saw of a run; the other ranks return it empty.
 
     history: metrics of every window. steps: of every window, figures of each optimizer step.
-    rank_load, rows: of the last window, as the report draws them (`app.report.plan_details`).
+    rank_load, rows: of the last window, as the report draws them (`app.results.plan_details`).
     """
 
     history: list[dict[str, float]]

@@ -19,7 +19,7 @@ from app.local.model import build_hf
 from app.local.ranks import run_ranks
 from app.local.tasks import draw_task
 from app.local.trainer import LocalTrainer
-from app.progress import track
+from app.results.progress import track
 from train_hooks.micro_batch import MicroBatch, TrainingTrajectory, pack
 
 FOLDER = Path("runs") / "warmup"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from app.config import RunConfig
-from app.local.verify import random_placement
+from app.local.policy_equivalence import random_placement
 from app.matrix.layouts import StateLayout
 from app.matrix.trainer import MatrixTrainer
 from train_hooks.state_by_expert import max_difference, num_different, state_by_expert

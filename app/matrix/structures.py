@@ -16,7 +16,7 @@ import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 from app.config import RunConfig
-from app.local.verify import random_placement
+from app.local.policy_equivalence import random_placement
 from app.matrix.layouts import StateLayout
 from app.matrix.prove import Proof, _sum_over_stages, initialize_parallel
 from app.matrix.trainer import MatrixTrainer

@@ -20,7 +20,7 @@ from app.report.svg import (
     padded,
     rectangle,
 )
-from app.statistics import Spread
+from app.results.statistics import Spread
 
 WIDTH, LEFT, RIGHT, TOP = 560, 150, 24, 12
 

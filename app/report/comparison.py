@@ -10,7 +10,7 @@ from app.report.charts import bars, intervals, lines, scatter
 from app.report.page import Section, numbers
 from app.report.plan_charts import figure, timeline
 from app.report.shared import heat_map_section, rows_section
-from app.statistics import Spread, spread
+from app.results.statistics import Spread, spread
 
 CONTROL, IDEAL = "base (control)", "ideal"
 

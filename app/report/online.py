@@ -10,7 +10,7 @@ import numpy as np
 from app.report.charts import bars, intervals, lines
 from app.report.page import Section, numbers
 from app.report.plan_charts import figure
-from app.statistics import Spread
+from app.results.statistics import Spread
 
 SMOOTHED = 5
 """Windows of the moving mean in the first chart."""

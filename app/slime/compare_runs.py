@@ -11,9 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from app.figures import write_figures
-from app.progress import print_table
-from app.statistics import spread
+from app.results.figures import write_figures
+from app.results.progress import print_table
+from app.results.statistics import spread
 
 NAMES = ("observe", "base", "reschedule", "reroute", "full", "ideal")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.options import PlannerOptions
 from planner.placement import Placement, rank_load
-from planner.placing import place
+from planner.placing.place import place
 from planner.topology import Topology
 from planner.window import Window
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import Recording
 from app.studies.rescheduling import executable, shared_placement
 from app.studies.result import StudyResult
 from app.studies.token_routing import TokenRouting, read_token_routing
-from planner.base_rows import dp_local_ffd
 from planner.communication import Traffic, fan_out, traffic
-from planner.global_rows import global_ffd_rows
-from planner.pair_anneal import pair_anneal
+from planner.packing.base_rows import dp_local_ffd
+from planner.packing.global_rows import global_ffd_rows
+from planner.packing.row_count import row_count
 from planner.placement import Placement
 from planner.policy import PlannerOptions
-from planner.rescore import cells_to_internal, problem_of, rows_of
-from planner.row_count import row_count
 from planner.rows import Rows
 from planner.score import rank_demand
+from planner.search.pair_anneal import pair_anneal
+from planner.search.rescore import cells_to_internal, problem_of, rows_of
 from planner.window import Window
 
 LAYOUTS = {"base": "Baseline", "reroute": "Reroute", "full": "Full"}

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import Recording
 from app.studies.rescheduling import shared_placement
 from app.studies.result import StudyResult, percent
 from planner.baselines import solve_cp_sat
-from planner.global_rows import global_ffd_rows
-from planner.pair_anneal import pair_anneal
+from planner.packing.global_rows import global_ffd_rows
+from planner.packing.row_count import most_rows, raised_to_pipeline_floor, row_count
 from planner.policy import PlannerOptions
-from planner.population_annealing import population_annealing
-from planner.rescore import cells_to_internal, problem_of
-from planner.row_count import most_rows, raised_to_pipeline_floor, row_count
 from planner.score import rank_demand, score_rank_demand
+from planner.search.pair_anneal import pair_anneal
+from planner.search.population_annealing import population_annealing
+from planner.search.rescore import cells_to_internal, problem_of
 from planner.window import Window
 
 SIZES = (32, 64, 128, 256)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import Recording
 from app.studies.result import StudyResult, percent
 from planner.baselines import EplbPlan, eplb

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from app.progress import track
+from app.results.progress import track
 from app.studies.recording import Recording
 from app.studies.result import StudyResult
-from planner.base_rows import dp_local_ffd
 from planner.baselines import nemo_rl_rows, verl_rows
-from planner.global_rows import global_ffd_rows
+from planner.packing.base_rows import dp_local_ffd
+from planner.packing.global_rows import global_ffd_rows
+from planner.packing.row_count import count_kept, raised_to_pipeline_floor
+from planner.packing.slime_rows import slime_rows
 from planner.placement import Placement
 from planner.policy import PlannerOptions, place, schedule
-from planner.row_count import count_kept, raised_to_pipeline_floor
 from planner.rows import Rows
 from planner.score import Score, rank_demand, score_rank_demand
-from planner.slime_rows import slime_rows
 from planner.window import Window
 
 SCHEDULES = {

@@ -1,7 +1,7 @@
 """What others do, from their public descriptions, scored by the same cost model.
 
 slime's own schedule, the paper's base rows and global FFD are policies of the planner and live in
-`planner.slime_rows`, `planner.base_rows` and `planner.global_rows`.
+`planner.packing.slime_rows`, `planner.packing.base_rows` and `planner.packing.global_rows`.
 """
 
 from planner.baselines.cp_sat import CpSatResult, solve_cp_sat

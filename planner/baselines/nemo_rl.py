@@ -17,7 +17,7 @@ from bisect import insort
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.row_count import round_up
+from planner.packing.row_count import round_up
 from planner.rows import Rows
 from planner.topology import Topology
 

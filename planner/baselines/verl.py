@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.row_count import most_rows, round_up
+from planner.packing.row_count import most_rows, round_up
 from planner.rows import Rows
 from planner.topology import Topology
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import COST, window_of
 
+from planner.packing.row_count import row_count
+from planner.packing.slime_rows import slime_rows
 from planner.pipeline_sim import makespan, simulate, simulate_events
 from planner.placement import Placement
 from planner.policy import PlannerOptions, make_plan, place, schedule
-from planner.row_choice import candidate_rows
-from planner.row_count import row_count
-from planner.row_order import best_row_order, reordered, valley
 from planner.rows import Rows
-from planner.slime_rows import slime_rows
+from planner.search.row_choice import candidate_rows
+from planner.search.row_order import best_row_order, reordered, valley
 from planner.topology import Topology
 
 

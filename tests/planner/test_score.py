@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_cases import COST, jobs, not_worse, window_of
 
-from planner.anneal import Best, Moves, anneal
 from planner.cost import CostModel, Stage
-from planner.pair_anneal import pair_anneal
-from planner.pair_start import pair_cells, paired_peak_sum
 from planner.placement import Placement
 from planner.random_numbers import random_state
-from planner.rescore import (
+from planner.rows import Rows
+from planner.score import rank_demand, rank_demand_reference, score
+from planner.search.anneal import Best, Moves, anneal
+from planner.search.pair_anneal import pair_anneal
+from planner.search.pair_start import pair_cells, paired_peak_sum
+from planner.search.problem import search_problem
+from planner.search.rescore import (
     NO_LIMIT,
     cells_from_internal,
     cells_to_internal,
@@ -28,9 +31,6 @@ from planner.rescore import (
     rebuild,
     rows_of,
 )
-from planner.rows import Rows
-from planner.score import rank_demand, rank_demand_reference, score
-from planner.search_problem import search_problem
 from planner.topology import Topology
 
 ALL_MOVES = Moves(relocate=0.2, cells=0.2, subset=0.3, reach=5, targeted=0.3, tournament=3)
@@ -214,7 +214,7 @@ def test_a_budget_in_seconds_is_kept(monkeypatch):
     problem, cell = search_problem(window, topology, COST)
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
-    monkeypatch.setattr("planner.pair_anneal.time", clock)
+    monkeypatch.setattr("planner.search.pair_anneal.time", clock)
     result = pair_anneal(
         problem, [cell], seed=0, num_threads=1, budget_seconds=0.2, budget_proposals=None
     )

@@ -10,9 +10,9 @@ import torch
 from tiny import tiny_config
 from train_hooks_ranks import checkpoints
 
+from app.commands.train import train
 from app.config import CommitConfig
 from app.local.ranks import run_ranks
-from app.train import train
 from planner.placement import Placement
 from train_hooks.checkpoint import LAYOUT_FILE, load_layout, save_layout
 from train_hooks.layout import LayoutError

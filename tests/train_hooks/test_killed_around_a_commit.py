@@ -12,8 +12,8 @@ import pytest
 from app_ranks.dying_rank import KILLED_WINDOW, PlaceThenDie
 from tiny import tiny_config
 
+from app.commands.train import train
 from app.local.ranks import RankFailure
-from app.train import train
 from rollout_hooks.admission import PlannerCalls
 
 pytestmark = pytest.mark.ranks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.commands.verify_matrix import of_world, ranks
 from app.local.ranks import run_ranks
-from app.matrix.command import of_world, ranks
 from app.matrix.layouts import RUN
 from app.matrix.prove import prove_rank
 from app.matrix.refusals import refusal_messages

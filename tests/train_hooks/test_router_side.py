@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from train_hooks_ranks import router_side
 
+from app.commands.verify_matrix import ranks
 from app.local.ranks import run_ranks
-from app.matrix.command import ranks
 
 pytestmark = pytest.mark.ranks
 

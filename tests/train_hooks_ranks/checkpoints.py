@@ -14,8 +14,8 @@ import torch.distributed as dist
 from app.local import checkpoint
 from app.local.checkpoint_formats import load_state, save_state
 from app.local.model import megatron_config
+from app.local.policy_equivalence import random_placement
 from app.local.trainer import LocalTrainer, build_plain
-from app.local.verify import random_placement
 from train_hooks.moe_layers import unwrap
 from train_hooks.state_by_expert import state_by_expert
 from train_hooks_ranks.moves import trained

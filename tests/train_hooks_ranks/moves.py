@@ -15,9 +15,9 @@ from app.local.engine import EmbeddedEngine
 from app.local.gradients import gather_gradients
 from app.local.grpo import advantages
 from app.local.model import build_hf
+from app.local.policy_equivalence import random_placement
 from app.local.rollout import sample_window
 from app.local.trainer import LocalTrainer, grpo_step_inputs
-from app.local.verify import random_placement
 from planner.placement import Placement
 from rollout_hooks.admission import PlannerCalls
 from train_hooks.slime_host_copies import move_host_copies

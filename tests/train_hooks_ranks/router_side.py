@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from app.local.verify import random_placement
+from app.local.policy_equivalence import random_placement
 from app.matrix.layouts import StateLayout
 from app.matrix.prove import initialize_parallel
 from app.matrix.trainer import MatrixTrainer, _loss, random_rows

@@ -1,0 +1,333 @@
+"""The paired comparison: every policy trains the same windows from the same state.
+
+Protocol (definitions.md, Paired comparison): per window restore one snapshot; each policy commits
+its own carried placement, plans and commits this window's, runs one warm-up and timed repeats; the
+order of policies rotates; the snapshot then advances by the base step. The ideal runs the rows of
+`off` with perfectly balanced forced routing, for timing only.
+"""
+
+from __future__ import annotations
+
+import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from app.config import RunConfig
+from app.local.admit import Admitted, admit
+from app.local.equivalence import check_engines
+from app.local.grpo import advantages
+from app.local.rollout import SealedRollout, sample_window
+from app.local.session import Session, open_session
+from app.local.snapshot import Snapshot, restore, take_snapshot
+from app.local.steps import combined, rollout_inputs
+from app.local.trainer import StepResult, grpo_step_inputs
+from app.results.plan_details import rank_load_detail, rows_detail
+from app.results.progress import track
+from planner.placement import Placement, rank_load
+from rollout_hooks.admission import PlannerCalls
+from rollout_hooks.estimate import demand_shares
+from train_hooks.micro_batch import MicroBatch
+from train_hooks.row_execution import Routing
+
+CONTROL, IDEAL = "base (control)", "ideal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One policy on one window. tps: positions per second of each timed repeat.
+
+    J1_over_B: the plan's joint cost over the lower bound; None for the ideal.
+    times: seconds of place, aux, plan, state, batch_await (docs/metrics.md).
+    rank_max_over_mean: mean over layers of the busiest EP rank's load over the mean rank's.
+    loss, loss_magnitude: of the first step from the snapshot.
+    """
+
+    window: int
+    policy: str
+    tps: list[float]
+    window_seconds: float
+    exposed: float
+    commit_seconds: float
+    moved_experts: int
+    moved_mb: float
+    rows: int
+    joint_cost: float
+    J1_over_B: float | None
+    times: dict[str, float]
+    rank_max_over_mean: float
+    loss: float
+    loss_magnitude: float
+
+    @property
+    def median_tps(self) -> float:
+        """Median over the timed repeats."""
+        return statistics.median(self.tps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Everything that was measured, with what else used the machine meanwhile.
+
+    skew: mean rank max/mean of the first window's tokens without and with the configured skew.
+    rank_load: of the last window under identity and under full. rows: of off and full there.
+    """
+
+    measurements: list[Measurement]
+    max_log_prob_difference: float
+    equal_rows: float
+    other_load: float
+    skew: tuple[float, float]
+    rank_load: dict[str, Any]
+    rows: dict[str, Any]
+
+
+def compare_rank(
+    config: RunConfig, policies: tuple[str, ...], weights: str, server_url: str | None = None
+) -> Comparison:
+    """Measure `policies`, a second base as control, and the ideal, on every window."""
+    is_writer = dist.get_rank() == 0
+    session = open_session(config, weights, server_url)
+    trainer, engine = session.trainer, session.engine
+    named = {policy: policy for policy in policies} | {CONTROL: "base"}
+    carried = {name: trainer.layout.placement() for name in named}
+    snapshot = take_snapshot(trainer)
+    measurements: list[Measurement] = []
+    last_admitted: dict[str, Admitted] = {}
+    shares, check, skew = None, None, None
+    load_before, started = _cpu_seconds(), time.perf_counter()
+    for window_id in track(range(config.compare.num_windows), "compare", is_writer):
+        restore(trainer, snapshot)
+        rollout = sample_window(config, engine, window_id, shares)
+        if check is None:
+            check, skew = check_engines(trainer, rollout), measure_skew(session, rollout)
+        shares = demand_shares(rollout.window.demand)
+        names = [*named, IDEAL]
+        turn = window_id % len(names)
+        next_snapshot = None
+        for name in names[turn:] + names[:turn]:
+            if name == IDEAL:
+                measurements.append(_measure_ideal(session, snapshot, rollout))
+                continue
+            measurement, admitted, stepped = measure_policy(
+                session, snapshot, rollout, name, named[name], carried[name]
+            )
+            measurements.append(measurement)
+            carried[name], last_admitted[name] = admitted.plan.placement, admitted
+            if name == CONTROL:
+                next_snapshot = stepped
+        snapshot = next_snapshot
+        restore(trainer, snapshot)
+        engine.update_weights(trainer.bridge.export())
+    identity = Placement.identity(*carried["base"].expert_of_slot.shape, config.ranks.ep)
+    last = carried.get("full", carried[CONTROL])
+    elapsed = time.perf_counter() - started
+    return Comparison(
+        measurements=measurements,
+        max_log_prob_difference=check.max_log_prob_difference,
+        equal_rows=check.equal_rows,
+        other_load=_other_load(load_before, elapsed),
+        skew=skew,
+        rank_load=rank_load_detail(rollout.window, identity, last),
+        rows={
+            name: rows_detail(
+                last_admitted[name].plan,
+                last_admitted[name].windows[0],
+                config.topology,
+                config.cost,
+            )
+            for name in ("off", "full")
+            if name in last_admitted
+        },
+    )
+
+
+def measure_policy(
+    session: Session,
+    snapshot: Snapshot,
+    rollout: SealedRollout,
+    name: str,
+    policy: str,
+    carried: Placement,
+) -> tuple[Measurement, Admitted, Snapshot | None]:
+    """Run one policy on one window; return its figures, what was admitted, the control's state."""
+    trainer, config = session.trainer, session.config
+    restore(trainer, snapshot)
+    _commit_untimed(session, carried, rollout.window.window_id)
+    dist.barrier()
+    started = time.perf_counter()
+    advantage = advantages(rollout.rewards, rollout.window.group)
+    time_aux = time.perf_counter() - started
+    admitted = _admit(session, rollout, policy)
+    reference = session.reference_log_probs(rollout.trajectories)
+    inputs = rollout_inputs(
+        config, rollout.trajectories, advantage, admitted.plans, admitted.positions, reference
+    )
+    admission = time.perf_counter() - started
+    first = _train(session, inputs)
+    stepped = None
+    if name == CONTROL:
+        stepped = take_snapshot(trainer)
+    repeats = [combined(_train(session, inputs)) for _ in range(config.compare.num_repeats)]
+    started = time.perf_counter()
+    trainer.bridge.export()
+    export = time.perf_counter() - started
+    median = statistics.median(step.seconds for step in repeats)
+    measurement = Measurement(
+        window=rollout.window.window_id,
+        policy=name,
+        tps=[step.tps for step in repeats],
+        window_seconds=admission + median + export,
+        exposed=admitted.exposed,
+        commit_seconds=admitted.commit.seconds,
+        moved_experts=admitted.commit.num_moved,
+        moved_mb=admitted.moved_mb,
+        rows=sum(plan.rows.num_rows for plan in admitted.plans),
+        joint_cost=sum(plan.report["joint_cost"] for plan in admitted.plans),
+        J1_over_B=statistics.fmean(plan.report["J1_over_B"] for plan in admitted.plans),
+        times={
+            "place": admitted.time_place,
+            "aux": time_aux,
+            "plan": admitted.time_plan,
+            "state": admitted.time_state,
+            "batch_await": admitted.time_batch_await,
+        },
+        rank_max_over_mean=_rank_max_over_mean(rollout.window.expert_load, admitted.plan.placement),
+        loss=first[0].loss,
+        loss_magnitude=first[0].loss_magnitude,
+    )
+    return measurement, admitted, stepped
+
+
+def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
+    """Time the rows of `off` with every expert used equally often; captured routing is ignored."""
+    trainer, config = session.trainer, session.config
+    restore(trainer, snapshot)
+    admitted = _admit(session, rollout, "off")
+    advantage = advantages(rollout.rewards, rollout.window.group)
+    inputs = [
+        ([balanced_routing(batch, config.model.num_experts) for batch in micro_batches], loss)
+        for micro_batches, loss in rollout_inputs(
+            config, rollout.trajectories, advantage, admitted.plans, admitted.positions
+        )
+    ]
+    first = _train(session, inputs, "foreign")
+    repeats = [
+        combined(_train(session, inputs, "foreign")) for _ in range(config.compare.num_repeats)
+    ]
+    return Measurement(
+        window=rollout.window.window_id,
+        policy=IDEAL,
+        tps=[step.tps for step in repeats],
+        window_seconds=0.0,
+        exposed=0.0,
+        commit_seconds=0.0,
+        moved_experts=0,
+        moved_mb=0.0,
+        rows=sum(plan.rows.num_rows for plan in admitted.plans),
+        joint_cost=0.0,
+        J1_over_B=None,
+        times={},
+        rank_max_over_mean=1.0,
+        loss=first[0].loss,
+        loss_magnitude=first[0].loss_magnitude,
+    )
+
+
+def _admit(session: Session, rollout: SealedRollout, policy: str) -> Admitted:
+    config = session.config
+    num_steps = config.train.num_steps_per_rollout
+    return admit(
+        config, session.trainer, rollout.window, policy, PlannerCalls(), num_steps=num_steps
+    )
+
+
+def _train(session: Session, inputs, routing: Routing = "replay") -> list[StepResult]:
+    """All optimizer steps of a rollout, one after the other."""
+    return [session.trainer.step(batches, loss, routing=routing) for batches, loss in inputs]
+
+
+def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
+    """Give position i the experts i*top_k .. i*top_k + top_k - 1, modulo the number of experts."""
+    num_layers, num_positions, top_k = batch.routed.shape
+    ids = torch.arange(num_positions * top_k).view(num_positions, top_k) % num_experts
+    return replace(batch, routed=ids.expand(num_layers, -1, -1).contiguous(), counts=None)
+
+
+def _commit_untimed(session: Session, placement: Placement, window_id: int) -> None:
+    session.trainer.committer.move_to(placement, "carried placement")
+
+
+def _rank_max_over_mean(expert_load: np.ndarray, placement: Placement) -> float:
+    """Mean over layers of the busiest EP rank's load over the mean rank's."""
+    load = rank_load(expert_load, placement)
+    return float((load.max(axis=1) / load.mean(axis=1)).mean())
+
+
+@torch.no_grad()
+def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float]:
+    """Mean rank max/mean of the same tokens with the routers' skew taken off, and with it."""
+    routers = [layer.router for layer in session.trainer.layout.layers.values()]
+    identity = Placement.identity(
+        rollout.window.num_layers, rollout.window.num_experts, session.config.ranks.ep
+    )
+    biases = [router.expert_bias.clone() for router in routers]
+    for router in routers:
+        router.expert_bias.zero_()
+    without = _routed_load(session, rollout)
+    for router, bias in zip(routers, biases):
+        router.expert_bias.copy_(bias)
+    with_skew = _rank_max_over_mean(rollout.window.expert_load, identity)
+    return _rank_max_over_mean(without, identity), with_skew
+
+
+def _routed_load(session: Session, rollout: SealedRollout) -> np.ndarray:
+    """`[layer, expert]` tokens that the trainer's own routers choose for the window's tokens."""
+    trainer = session.trainer
+    plan = admit(session.config, trainer, rollout.window, "off", PlannerCalls()).plan
+    zeros = np.zeros(len(rollout.trajectories))
+    micro_batches, _ = grpo_step_inputs(rollout.trajectories, zeros, plan, 0.2)
+    counts: dict[int, torch.Tensor] = {}
+    hooks = []
+    for number, layer in trainer.layout.layers.items():
+        counts[number] = torch.zeros(trainer.layout.num_experts, dtype=torch.int64)
+
+        def add(router, args, output, total=counts[number]):
+            total += output[1].sum(dim=0)
+
+        hooks.append(layer.router.register_forward_hook(add, prepend=True))
+    for batch in micro_batches:
+        trainer.ddp(
+            batch.tokens,
+            batch.position_ids,
+            None,
+            labels=batch.labels,
+            packed_seq_params=batch.packed,
+        )
+    for hook in hooks:
+        hook.remove()
+    total = torch.stack(list(counts.values()))
+    dist.all_reduce(total)
+    return total.numpy()
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """Busy CPU seconds of the machine, and of this rank."""
+    busy = psutil.cpu_times()
+    mine = psutil.Process().cpu_times()
+    return busy.user + busy.system, mine.user + mine.system
+
+
+def _other_load(before: tuple[float, float], elapsed: float) -> float:
+    """Cores that something other than the ranks kept busy, on average."""
+    busy, mine = _cpu_seconds()
+    own = torch.tensor(mine - before[1], dtype=torch.float64)
+    dist.all_reduce(own)
+    return max(0.0, (busy - before[0] - own.item()) / elapsed)

@@ -1,0 +1,1 @@
+"""What commands write: figures, tables, pictures, wandb. Imports no other room of `app`."""

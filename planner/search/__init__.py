@@ -1,0 +1,1 @@
+"""Better rows by search: rescoring, moves, annealing, row order (Section 4.1)."""

@@ -1,0 +1,80 @@
+"""Doctor: versions are compared rightly, every failed line has a remedy, and it is quick."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from app.cli import main
+from app.commands import doctor
+
+
+@pytest.mark.parametrize(
+    "found, wanted, expected",
+    [
+        ("2.13.0+cpu", "== 2.13.0", True),
+        ("2.13.1", "== 2.13.0", False),
+        ("1.26.4", ">= 1.26", True),
+        ("0.5.9.post1", ">= 0.5.15", False),
+        ("0.5.15.post1", ">= 0.5.15", True),
+        ("10.0", ">= 9.1", True),
+        ("0.1", "any", True),
+    ],
+)
+def test_versions_are_compared_by_number(found, wanted, expected):
+    assert doctor.satisfies(found, wanted) is expected
+
+
+def test_wanted_versions_are_those_of_pyproject():
+    wanted = dict(doctor.local_requirements())
+    assert wanted["megatron-core"].startswith("==")
+    assert wanted["numpy"].startswith(">=")
+    assert "ruff" not in wanted
+
+
+@pytest.mark.parametrize("area", ["local", "sglang", "slime", "deepep"])
+def test_every_failed_line_has_a_remedy(area):
+    checks = getattr(doctor, f"check_{area}")()
+    assert checks
+    for check in checks:
+        assert check.found and check.wanted
+        assert check.passed or check.remedy
+
+
+def test_a_package_that_is_not_slime_is_told_from_slime(tmp_path, monkeypatch):
+    (tmp_path / "slime").mkdir()
+    (tmp_path / "slime" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = next(check for check in doctor.check_slime() if check.name == "slime")
+    assert not line.passed and line.found.startswith("another")
+    assert "PyPI" in line.remedy
+
+
+def test_a_patched_megatron_is_recognised(tmp_path):
+    folder = tmp_path / "core"
+    (folder / "distributed").mkdir(parents=True)
+    buffers = folder / "distributed" / "param_and_grad_buffer.py"
+    buffers.write_text("class _ParamAndGradBuffer: pass\n")
+    assert not doctor._has_mark(folder)
+    buffers.write_text("def f(disable_param_buffers_cpu_backup: bool = False): pass\n")
+    assert doctor._has_mark(folder)
+
+
+def test_a_missing_environment_is_not_ready(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_VENV", str(tmp_path / "none"))
+    first = doctor.check_sglang()[0]
+    assert not first.passed and first.found == "missing"
+    assert "launch/sglang_venv.sh" in first.remedy
+
+
+def test_the_command_is_quick_and_its_exit_code_is_for_scripts(in_tmp, monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_VENV", str(in_tmp / "none"))
+    started = time.monotonic()
+    assert main(["doctor", "--need", "sglang", "--json", "d.json"]) == 1
+    assert time.monotonic() - started < 10
+    assert "not ready: sglang" in capsys.readouterr().out
+    content = json.loads((in_tmp / "d.json").read_text())
+    assert content["figures"]["doctor.sglang.ready"] == 0
+    assert content["figures"]["doctor.sglang.failed"] >= 1
