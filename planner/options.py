@@ -1,4 +1,4 @@
-"""Every knob of the planner, in one dataclass, and the names of the six policies."""
+"""Every knob of the planner, in one dataclass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from planner.move_cost import MoveCost
 from planner.placement import Placement
 from planner.topology import Topology
 from planner.window import Window
-
-POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
-MOVES_EXPERTS = ("reroute", "full")
-SEARCHES_ROWS = ("reschedule", "full")
 
 _CHOICES = {
     "rows": ("makespan", "paper"),
@@ -98,11 +94,6 @@ class PlannerOptions:
         if self.max_mb is not None and self.move.bytes_per_expert > 0:
             limits.append(int(self.max_mb * 2**20 // self.move.bytes_per_expert))
         return min(limits, default=None)
-
-
-def check_policy(policy: str) -> None:
-    if policy not in POLICIES:
-        raise ValueError(f"policy: got {policy!r}, expected one of {POLICIES}")
 
 
 def check_sizes(window: Window, topology: Topology, placement: Placement) -> None:

@@ -1,8 +1,4 @@
-"""The six policies: which placement and which rows a window gets, in one call each.
-
-off and observe run slime's schedule, base the paper's DP-local FFD; reroute changes only the
-placement, reschedule only the rows, full both (Section 4.2).
-"""
+"""One window under one policy: place, schedule, report (`planner.policies` lists the policies)."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.cost import CostModel
-from planner.options import POLICIES, PlannerOptions
+from planner.options import PlannerOptions
 from planner.placement import Placement
 from planner.placing.place import PlacementResult, place
 from planner.plan import Plan
@@ -21,7 +17,6 @@ from planner.topology import Topology
 from planner.window import Window
 
 __all__ = [
-    "POLICIES",
     "PlacementResult",
     "PlannerOptions",
     "RowsResult",

@@ -12,11 +12,10 @@ import numpy as np
 
 from planner.cost import CostModel
 from planner.placement import Placement
+from planner.policies import POLICIES
 from planner.policy import PlannerOptions, make_plan
 from planner.topology import Topology
 from planner.window import Window
-
-POLICIES = ("off", "base", "full")
 
 
 def compile_planner(cost: CostModel, options: PlannerOptions, *, pp: int) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 
 from app.advise.study import identity
 from app.results.plan_details import rank_load_detail, rows_detail
+from planner.policies import COMPARED
 from planner.policy import PlannerOptions, make_plan
 from planner.recorded import preset
 
-POLICIES = ("off", "base", "reroute", "full")
+POLICIES = COMPARED
 
 
 def plan_parts() -> dict[str, Any]:

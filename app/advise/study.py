@@ -13,11 +13,10 @@ from planner.cost import CostModel
 from planner.move_cost import MoveCost
 from planner.placement import Placement
 from planner.plan import Plan
+from planner.policies import TRAINED
 from planner.policy import PlannerOptions, make_plan
 from planner.topology import Topology
 from planner.window import Window
-
-POLICIES = ("off", "base", "reschedule", "reroute", "full")
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ def study(
     topology: Topology,
     cost: CostModel,
     options: PlannerOptions,
-    policies: Sequence[str] = POLICIES,
+    policies: Sequence[str] = TRAINED,
     shown: bool = True,
 ) -> tuple[dict[str, PolicyResult], list[str]]:
     """(result by policy, warnings). Raises ValueError when a window cannot be planned."""
@@ -67,7 +66,7 @@ def warm_up(window: Window, topology: Topology, cost: CostModel, options: Planne
     """Plan once unseen, so that just-in-time compilation is not timed as planning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for policy in ("off", "full"):
+        for policy in TRAINED:
             make_plan(window, topology, cost, identity(window, topology), policy, options)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.advise.study import PolicyResult
+from planner.policies import DECIDING
 
 WORTH = 0.02
 """Share of training time below which a saving is not worth the change: within a job's noise, and
 traffic that the model leaves out can eat it."""
-CANDIDATES = ("reschedule", "reroute", "full")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def worth(
 
 def answer(found: Mapping[str, Worth], imbalance: float, is_assumed: bool) -> str:
     """One line: yes, hardly or no, with the policy, its saving and the reason."""
-    policy = max(CANDIDATES, key=lambda name: found[name].decisive)
+    policy = max(DECIDING, key=lambda name: found[name].decisive)
     best = found[policy]
     if best.net is None:
         gain = f"{policy} would save {best.saved:.1%} of modelled training time, moves not priced"

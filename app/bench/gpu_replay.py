@@ -18,6 +18,7 @@ from app.bench.result import BenchResult
 from app.results.progress import track
 from planner.cost import CostModel
 from planner.placement import Placement
+from planner.policies import COMPARED
 from planner.policy import PlannerOptions, make_plan
 from planner.recorded.flops import ModelShape, cost_from_shape, gqa_params
 from planner.recorded.synthetic import TINY, Corpus, synthetic_windows
@@ -26,7 +27,6 @@ from planner.score import rank_demand, row_costs
 from planner.topology import Topology
 from planner.window import Window
 
-POLICIES = ("off", "base", "reroute", "full")
 FORCED = "forced"
 """Rows of off with every expert used equally often."""
 
@@ -138,7 +138,7 @@ def bench_gpu_replay(quick: bool, device: str | None = None) -> BenchResult:
 
 def replay_on(setting: Setting, kernels: Calls, device: str) -> BenchResult:
     """Plan every window under every policy, execute all rows, and compare with the model."""
-    totals: dict[str, list[np.ndarray]] = {name: [] for name in (*POLICIES, FORCED)}
+    totals: dict[str, list[np.ndarray]] = {name: [] for name in (*COMPARED, FORCED)}
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in totals}
     carried: dict[str, Placement] = {}
     windows = list(synthetic_windows(setting.corpus, setting.num_windows, seed=0))

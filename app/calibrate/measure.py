@@ -19,7 +19,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from app.calibrate.rows import Cell
 from app.config import ModelConfig, RunConfig
-from app.local.tokens import VOCAB_SIZE
+from app.config.model import VOCAB_SIZE
 from app.results.progress import track
 
 MOST_ROUNDS = 4

@@ -2,43 +2,115 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from app.advise.costs import BYTES_PER_SECOND, FLOPS_PER_SECOND, JobCosts, job_costs
+from app.advise.costs import BYTES_PER_SECOND, FLOPS_PER_SECOND, job_costs
 from app.advise.job import JobSize
-from app.advise.study import PolicyResult, identity, planner_options, study, warm_up
-from app.advise.verdict import CANDIDATES, Worth, answer, worth
+from app.advise.judge import Advice, advice_figures, judge
+from app.advise.study import PolicyResult, identity
+from app.advise.verdict import Worth
+from app.commands.arguments import add_json, layers, positive, seconds, seconds_or_zero
 from app.report.write import write_page
 from app.results.figures import write_figures
 from app.results.plan_details import rank_load_detail, rows_detail
-from app.results.progress import print_table, track
-from planner.placement import rank_load
-from planner.policy import PlannerOptions
+from app.results.progress import print_table
+from planner.policies import DECIDING, FULL_OVER_OFF
 from planner.recorded import preset, read
 from planner.recorded.presets import PRESET_NAMES
 from planner.topology import Topology
 from planner.window import Window
 
-SHORTEST_SEARCH, LONGEST_SEARCH = 0.05, 1.0
-"""Seconds of a search: its start alone takes a few hundredths and finds most of the gain."""
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a slime rollout dump (file, folder or template), an .npz of windows, or a preset",
+    )
+    for name, what in (
+        ("tp", "tensor-parallel size"),
+        ("pp", "pipeline stages"),
+        ("cp", "context-parallel size"),
+        ("ep", "EP ranks"),
+        ("dp", "data-parallel ranks without CP (DP slots)"),
+    ):
+        command.add_argument(f"--{name}", type=positive, metavar="N", help=what)
+    command.add_argument(
+        "--capacity", type=positive, metavar="C", help="tokens of a cell: max_tokens_per_gpu x CP"
+    )
+    command.add_argument("--ranks-per-node", type=positive, metavar="N", help="EP ranks of a node")
+    command.add_argument(
+        "--cost",
+        metavar="FILE|PRESET",
+        help="YAML of `routepack calibrate`, or a preset whose model this is (slime:qwen3-30b)",
+    )
+    command.add_argument(
+        "--window-seconds",
+        type=seconds,
+        metavar="S",
+        help="training time of one window as you measure it now; otherwise assumed from FLOPs",
+    )
+    command.add_argument(
+        "--state-seconds",
+        type=seconds_or_zero,
+        default=0.0,
+        metavar="S",
+        help="state loading before training that can hide the search (default 0: nothing hides)",
+    )
+    command.add_argument("--windows", type=positive, default=4, metavar="N", help="default 4")
+    command.add_argument("--trajectories", type=positive, metavar="N", help="first N of a window")
+    command.add_argument(
+        "--missing", choices=("error", "estimate"), default="error", help="samples without routing"
+    )
+    command.add_argument(
+        "--steps", type=positive, default=1, metavar="N", help="optimizer steps of a slime rollout"
+    )
+    command.add_argument("--num-experts", type=positive, metavar="E", help="of a slime dump")
+    command.add_argument(
+        "--moe-layers", type=layers, metavar="A-B", help="MoE layers of a slime dump, as 3-91"
+    )
+    command.add_argument(
+        "--budget", type=seconds, metavar="S", help="search seconds (default 1%% of the window)"
+    )
+    command.add_argument("--threads", type=positive, default=2, metavar="N", help="default 2")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--output", metavar="HTML", default="advise.html", help="the page")
+    add_json(command)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Advice:
-    """Everything that was found for one job."""
+def run(arguments: argparse.Namespace) -> int | None:
+    from app.advise.job import JobSize
 
-    results: Mapping[str, PolicyResult]
-    worths: Mapping[str, Worth]
-    line: str
-    imbalance: float
-    neighbours: Sequence[dict[str, Any]]
-    costs: JobCosts
-    seconds_per_cost: float | None
+    size = JobSize(
+        tp=arguments.tp,
+        pp=arguments.pp,
+        cp=arguments.cp,
+        ep=arguments.ep,
+        dp=arguments.dp,
+        capacity=arguments.capacity,
+        ranks_per_node=arguments.ranks_per_node,
+    )
+    advise(
+        arguments.source,
+        size,
+        cost=arguments.cost,
+        window_seconds=arguments.window_seconds,
+        state_seconds=arguments.state_seconds,
+        num_windows=arguments.windows,
+        num_trajectories=arguments.trajectories,
+        missing=arguments.missing,
+        num_steps=arguments.steps,
+        num_experts=arguments.num_experts,
+        moe_layers=arguments.moe_layers,
+        budget=arguments.budget,
+        num_threads=arguments.threads,
+        seed=arguments.seed,
+        output=Path(arguments.output),
+        json_file=arguments.json,
+    )
 
 
 def advise(
@@ -106,115 +178,6 @@ def advise(
     return figures
 
 
-def judge(
-    windows: Sequence[Window],
-    topology: Topology,
-    costs: JobCosts,
-    window_seconds: float | None,
-    state_seconds: float,
-    budget: float | None,
-    num_threads: int,
-    seed: int,
-) -> tuple[Advice, list[str]]:
-    """Plan every policy and the neighbours; returns the advice and the planner's warnings.
-
-    The measured window time, where given, fixes what a unit of cost takes. Without a budget the
-    search gets 1% of a window's training time, and what state loading hides.
-    """
-    model, unit = costs.cost, costs.seconds_per_cost()
-    plain = planner_options(None, SHORTEST_SEARCH, num_threads, seed)
-    warm_up(windows[0], topology, model, plain)
-    off, _ = study(windows, topology, model, plain, ("off",), shown=False)
-    if window_seconds is not None:
-        unit = window_seconds / off["off"].makespan
-    if budget is None:
-        fair = 0.01 * (unit or 0.0) * off["off"].makespan + state_seconds
-        budget = min(max(fair, SHORTEST_SEARCH), LONGEST_SEARCH)
-    move = costs.move(unit)
-    options = planner_options(move, budget, num_threads, seed)
-    results, said = study(windows, topology, model, options)
-    worths = {
-        policy: worth(
-            result,
-            results["off"],
-            seconds_per_cost=unit,
-            moves_known=move is not None,
-            state_seconds=state_seconds,
-        )
-        for policy, result in results.items()
-    }
-    loads = [rank_load(w.expert_load, identity(w, topology)) for w in windows]
-    imbalance = float(np.mean([(x.max(axis=1) / x.mean(axis=1)).mean() for x in loads]))
-    is_assumed = window_seconds is None and costs.from_file is None and unit is not None
-    advice = Advice(
-        results=results,
-        worths=worths,
-        line=answer(worths, imbalance, is_assumed),
-        imbalance=imbalance,
-        neighbours=_neighbours(windows[0], costs, results["off"].plans[0].report, options),
-        costs=costs,
-        seconds_per_cost=unit,
-    )
-    return advice, said
-
-
-def _neighbours(
-    window: Window, costs: JobCosts, yours: Mapping[str, float], options: PlannerOptions
-) -> list[dict[str, Any]]:
-    """Time of off and full at each neighbouring size that fits, over yours under off."""
-    base = yours["makespan"] * costs.size.capacity
-    quick = replace(options, budget_seconds=min(0.2, options.budget_seconds), stop="cv")
-    found = []
-    for choice, size in track(list(costs.size.neighbours()), "neighbours"):
-        try:
-            topology = size.topology(window.num_experts)
-            results, _ = study(
-                [window], topology, costs.at(size), quick, ("off", "full"), shown=False
-            )
-        except ValueError:
-            continue
-        dropped = int(results["full"].mean("dropped"))
-        times = {
-            policy: result.makespan * size.capacity / base for policy, result in results.items()
-        }
-        note = f"{dropped} trajectories dropped: too few for DP {size.dp}" if dropped else ""
-        found.append({"choice": choice, **times, "note": note})
-    return found
-
-
-def advice_figures(advice: Advice) -> tuple[dict[str, float], dict[str, str]]:
-    """Figures `advise.*` and what could not be said, with the reason."""
-    figures = {"advise.rank_max_over_mean": advice.imbalance}
-    skipped: dict[str, str] = {}
-    moved = advice.costs.bytes_per_expert()
-    for policy, result in advice.results.items():
-        name, found = f"advise.{policy}", advice.worths[policy]
-        figures[f"{name}.rows"] = result.mean("rows")
-        figures[f"{name}.global_excess"] = result.mean("global_excess")
-        figures[f"{name}.row_local_excess"] = result.mean("row_local_excess")
-        if policy == "off":
-            continue
-        figures[f"{name}.saved"] = found.saved
-        figures[f"{name}.moved_experts"] = result.mean("moved_experts")
-        if moved is None:
-            skipped[f"{name}.moved_mb"] = "bytes of an expert unknown: give move.bytes_per_expert"
-        else:
-            figures[f"{name}.moved_mb"] = result.mean("moved_experts") * moved / 2**20
-        if found.net is None:
-            skipped[f"{name}.net_seconds"] = (
-                "speed or bytes unknown: give --window-seconds and move.bytes_per_expert in --cost"
-            )
-        else:
-            figures[f"{name}.exposed_seconds"] = found.exposed
-            figures[f"{name}.saved_seconds"] = found.seconds
-            figures[f"{name}.net_seconds"] = found.net
-    for neighbour in advice.neighbours:
-        choice = neighbour["choice"].replace(" ", "").replace(",", "_").lower()
-        figures[f"advise.neighbour.{choice}.full"] = neighbour["full"]
-    figures["advise.answer_yes"] = float(advice.line.startswith("Yes"))
-    return figures, skipped
-
-
 def _details(
     advice: Advice,
     source: str,
@@ -242,7 +205,7 @@ def _details(
         "rank_load": rank_load_detail(last, identity(last, topology), full.placement),
         "rows": {
             policy: rows_detail(advice.results[policy].plans[-1], last, topology, advice.costs.cost)
-            for policy in ("off", "full")
+            for policy in reversed(FULL_OVER_OFF)
         },
     }
 
@@ -299,7 +262,7 @@ def _print(details: Mapping[str, Any], advice: Advice, output: Path) -> None:
         ]
         title = "Neighbours, time over yours"
         print_table(title, ("choice", "off", "full", "note"), rows)
-    best = max(CANDIDATES, key=lambda name: advice.worths[name].decisive)
+    best = max(DECIDING, key=lambda name: advice.worths[name].decisive)
     print(advice.line)
     if advice.line.startswith("No"):
         print(f"page: {output}")

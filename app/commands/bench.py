@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from app.bench.admission import bench_admission
 from app.bench.bars import bar_of, missed, print_figures
@@ -16,7 +18,52 @@ from app.bench.scale import bench_scale
 from app.bench.schedule import bench_schedule
 from app.bench.slime import bench_slime
 from app.bench.start import bench_start
+from app.commands.arguments import add_json
 from app.results.figures import write_figures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the benches are asked: fewer windows, a folder for pictures, gpu-replay's device."""
+
+    quick: bool
+    output: str | None = None
+    device: str | None = None
+
+
+BENCHES: dict[str, Callable[[Settings], BenchResult]] = {
+    "placement": lambda asked: bench_placement(asked.quick),
+    "schedule": lambda asked: bench_schedule(asked.quick),
+    "slime": lambda asked: bench_slime(asked.quick),
+    "rows": lambda asked: bench_rows(asked.quick),
+    "scale": lambda asked: bench_scale(asked.quick, asked.output),
+    "start": lambda asked: bench_start(asked.quick),
+    "capture": lambda asked: bench_capture(asked.quick),
+    "commit": lambda asked: bench_commit(asked.quick),
+    "admission": lambda asked: bench_admission(asked.quick),
+    "gpu-replay": lambda asked: bench_gpu_replay(asked.quick, asked.device),
+}
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "what",
+        nargs="+",
+        choices=(*BENCHES, "all"),
+        metavar="BENCH",
+        help=", ".join((*BENCHES, "or all")),
+    )
+    command.add_argument("--quick", action="store_true", help="fewer windows")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), help="of gpu-replay (default: cuda where there is one)"
+    )
+    add_json(command)
+    command.add_argument("--output", metavar="DIR", help="write pictures here")
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    names = tuple(BENCHES) if "all" in arguments.what else tuple(dict.fromkeys(arguments.what))
+    bench(names, arguments.quick, arguments.output, arguments.json, arguments.device)
 
 
 def bench(
@@ -30,11 +77,12 @@ def bench(
 
     device: of gpu-replay; None takes CUDA where there is one.
     """
+    asked = Settings(quick=quick, output=output, device=device)
     figures: dict[str, float] = {}
     skipped: dict[str, str] = {}
     details: dict[str, object] = {"quick": quick}
     for name in names:
-        result = run_bench(name, quick, output, device)
+        result = BENCHES[name](asked)
         print_figures(f"bench {name}", result.figures, result.skipped)
         figures |= result.figures
         skipped |= result.skipped
@@ -47,31 +95,3 @@ def bench(
     details["missed"] = late
     write_figures(json_file, "bench", figures, skipped, details)
     return figures
-
-
-def run_bench(name: str, quick: bool, output: str | None, device: str | None = None) -> BenchResult:
-    """One bench by name."""
-    if name == "placement":
-        return bench_placement(quick)
-    if name == "schedule":
-        return bench_schedule(quick)
-    if name == "slime":
-        return bench_slime(quick)
-    if name == "rows":
-        return bench_rows(quick)
-    if name == "scale":
-        return bench_scale(quick, output)
-    if name == "start":
-        return bench_start(quick)
-    if name == "commit":
-        return bench_commit(quick)
-    if name == "capture":
-        return bench_capture(quick)
-    if name == "admission":
-        return bench_admission(quick)
-    if name == "gpu-replay":
-        return bench_gpu_replay(quick, device)
-    raise ValueError(
-        f"bench: got {name!r}, expected placement, schedule, slime, rows, scale, start, capture, "
-        "commit, admission, gpu-replay"
-    )

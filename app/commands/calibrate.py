@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from app.calibrate.fit import StageFit, fit_stage, r_squared
 from app.calibrate.planted import max_relative_error
 from app.calibrate.rows import Cell, equal_token_cells, features, varied_cells
+from app.commands.arguments import add_json, positive
 from app.config import RanksConfig, RunConfig
 from app.results.figures import write_figures
 from app.results.progress import print_table
@@ -20,6 +22,41 @@ from planner.cost import CostModel, Stage
 ATTENTION, DENSE_FFN, EXPERTS = "attention", "dense_ffn", "experts"
 LINEAR_MODULES = ("dense_ffn", "router_and_shared_expert", "embedding_and_head")
 """Modules whose time grows with tokens alone: one slowest slot, so one stage."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", required=True, metavar="FILE", help="YAML of the run")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    command.add_argument("--quick", action="store_true", help="fewer rows and repeats")
+    command.add_argument(
+        "--compare",
+        type=positive,
+        metavar="N",
+        help="then train N windows under both cost models, paired, and report the TPS ratio",
+    )
+    command.add_argument("--seed", type=int, help="replaces the configuration's seed")
+    command.add_argument(
+        "--output", metavar="YAML", default="cost.yaml", help="the cost block (default cost.yaml)"
+    )
+    add_json(command)
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    from dataclasses import replace
+
+    from app.config import load_config
+
+    config = load_config(arguments.config)
+    if arguments.seed is not None:
+        config = replace(config, seed=arguments.seed)
+    calibrate(
+        config,
+        device=arguments.device,
+        quick=arguments.quick,
+        num_windows=arguments.compare,
+        output=Path(arguments.output),
+        json_file=arguments.json,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from app.commands.arguments import add_report, add_run, run_config
 from app.config import RunConfig
-from app.local.paired_windows import CONTROL, IDEAL, Comparison, Measurement, compare_rank
-from app.local.ranks import run_ranks
-from app.local.rollout_server import rollout_server
-from app.local.warmup import ensure_warm
+from app.local.measurement import CONTROL, IDEAL, Comparison, Measurement
 from app.report.write import checked_page, write_results
-from app.results.plots import plot_rank_load
 from app.results.progress import print_table
 from app.results.statistics import Spread, spread
 from app.results.wandb_log import WandbLog
+from planner.policies import BASE, COMPARED, FULL_OVER_OFF, OFF, POLICIES
 
-DEFAULT_POLICIES = ("off", "base", "reroute", "full")
 QUICK = dict(num_windows=4, num_repeats=2)
 MIN_WINDOWS = 10
 BUSY_CORES = 0.3
 RATIOS = {
-    "tps_full_over_off": ("full", "off"),
-    "tps_full_over_base": ("full", "base"),
-    "tps_reroute_over_base": ("reroute", "base"),
-    "tps_base_over_off": ("base", "off"),
-    "base_over_base": (CONTROL, "base"),
-}
+    f"tps_{above}_over_{below}": (above, below)
+    for above, below in (FULL_OVER_OFF, ("full", BASE), ("reroute", BASE), (BASE, OFF))
+} | {f"{BASE}_over_{BASE}": (CONTROL, BASE)}
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_run(command)
+    command.add_argument("--policies", nargs="+", choices=POLICIES, default=list(COMPARED))
+    command.add_argument("--quick", action="store_true", help="4 windows, 2 repeats")
+    command.add_argument("--output", metavar="DIR", help="default runs/compare")
+    add_report(command)
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    policies = tuple(arguments.policies)
+    compare(
+        run_config(arguments),
+        policies,
+        Path(arguments.output or "runs/compare"),
+        arguments.json,
+        arguments.quick,
+        arguments.report,
+    )
 
 
 def compare(
@@ -41,11 +56,17 @@ def compare(
     report: str | None = None,
 ) -> dict[str, float]:
     """Measure, print the table, write wandb runs, PNG, JSON and page; return the figures."""
+    from app.local.paired_windows import compare_rank
+    from app.local.ranks import run_ranks
+    from app.local.rollout_server import rollout_server
+    from app.local.warmup import ensure_warm
+    from app.results.plots import plot_rank_load
+
     if report is not None:
         checked_page(report, "--report")
     if quick:
         config = replace(config, compare=replace(config.compare, **QUICK))
-    policies = tuple(dict.fromkeys(("off", "base", *policies)))
+    policies = tuple(dict.fromkeys((OFF, BASE, *policies)))
     output.mkdir(parents=True, exist_ok=True)
     weights = ensure_warm(config)
     with rollout_server(config, weights) as url:
@@ -148,7 +169,7 @@ def _loss_difference(by_policy, policies: tuple[str, ...]) -> float:
 def _write_wandb(config: RunConfig, result: Comparison, policies, output: Path) -> None:
     by_policy = measurements_by_policy(result)
     for policy in policies:
-        log = WandbLog(config.wandb, policy, output, asdict(config), tags=["compare"])
+        log = WandbLog(policy, output, asdict(config), tags=["compare"])
         for m in by_policy[policy]:
             log.log(
                 m.window,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.commands.arguments import add_report, positive, seconds
+from app.commands.source import add_source, options_of, recording_of
 from app.report.write import checked_page, write_results
 from app.results.plan_details import rank_load_detail, rows_detail
 from app.results.progress import print_table
@@ -21,12 +24,55 @@ from app.studies.result import StudyResult
 from app.studies.skew import study_skew
 from planner.placement import rank_load
 from planner.plan import Plan
+from planner.policies import POLICIES
 from planner.policy import PlannerOptions
 
 STUDIES = ("policies", "placement", "rescheduling", "ilp", "communication", "skew")
 
 PLACEMENT_ONLY = ("placement", "skew")
 """Studies that need no trajectories."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_source(command)
+    command.add_argument("--windows", type=positive, metavar="N", help="first N windows")
+    command.add_argument(
+        "--studies",
+        nargs="+",
+        choices=(*STUDIES, "all"),
+        default=["all"],
+        help="Tables 6, 5, 21, 7, 11 and Figure 5, in that order (default all)",
+    )
+    command.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    command.add_argument("--tokens", metavar="FILE", help="token-level routing of the source")
+    command.add_argument(
+        "--labels", metavar="CSV", help="tasks of the first window's trajectories (index, label)"
+    )
+    command.add_argument(
+        "--ilp-seconds", type=seconds, default=10.0, metavar="S", help="CP-SAT limit (default 10)"
+    )
+    command.add_argument(
+        "--ilp-sizes", type=positive, nargs="+", default=[32, 64, 128, 256], metavar="N"
+    )
+    command.add_argument("--output", metavar="DIR", help="write pictures here")
+    add_report(command)
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    recording = recording_of(arguments, arguments.windows)
+    replay(
+        recording,
+        options_of(arguments, recording.move),
+        policies=arguments.policies,
+        studies=STUDIES if "all" in arguments.studies else arguments.studies,
+        tokens=arguments.tokens,
+        labels=arguments.labels,
+        ilp_seconds=arguments.ilp_seconds,
+        ilp_sizes=arguments.ilp_sizes,
+        output=arguments.output,
+        json_file=arguments.json,
+        page=arguments.report,
+    )
 
 
 @dataclass(slots=True)

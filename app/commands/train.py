@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from app.commands.arguments import add_report, add_run, positive, run_config
 from app.config import RunConfig
-from app.local.metrics import STEP_KEY
-from app.local.ranks import run_ranks
-from app.local.rollout_server import rollout_server
-from app.local.self_calibration import RowTimes, measured_rows
-from app.local.train import TrainRun, summary, train_rank
-from app.local.warmup import ensure_warm
 from app.report.write import checked_page, write_results
 from app.results.progress import print_table
+from app.results.wandb_log import STEP_KEY
+from planner.policies import COMPARED, POLICIES
 from rollout_hooks.admission import PlannerCalls
+
+if TYPE_CHECKING:
+    from app.local.self_calibration import RowTimes
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_run(command)
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--policy", choices=POLICIES)
+    what.add_argument(
+        "--online", action="store_true", help="let several policies learn, and compare the rewards"
+    )
+    command.add_argument(
+        "--policies",
+        nargs="+",
+        choices=POLICIES,
+        default=list(COMPARED),
+        help=f"of --online (default {' '.join(COMPARED)})",
+    )
+    command.add_argument("--windows", type=positive, metavar="N", help="windows to train")
+    command.add_argument("--seeds", type=positive, metavar="N", help="of --online")
+    command.add_argument("--output", metavar="DIR", help="default runs/train or runs/online")
+    command.add_argument("--resume", metavar="DIR", help="checkpoint folder to go on from")
+    add_report(command)
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    config = run_config(arguments)
+    if arguments.online:
+        from app.commands.train_online import train_online
+
+        if arguments.resume:
+            raise ValueError("--resume: an online comparison starts every run anew; leave it out")
+        train_online(
+            config,
+            tuple(arguments.policies),
+            Path(arguments.output or Path("runs") / "online"),
+            arguments.json,
+            num_windows=arguments.windows,
+            num_seeds=arguments.seeds,
+            report=arguments.report,
+        )
+        return
+
+    train(
+        config,
+        arguments.policy,
+        Path(arguments.output or "runs/train"),
+        arguments.json,
+        arguments.windows,
+        resume=arguments.resume,
+        report=arguments.report,
+    )
 
 
 def train(
@@ -26,12 +78,18 @@ def train(
     calls: PlannerCalls | None = None,
     resume: str | None = None,
     report: str | None = None,
-    row_times: RowTimes = measured_rows,
+    row_times: RowTimes | None = None,
 ) -> dict[str, float]:
     """Train, print one line per window and a summary, write wandb, JSONL, PNG; return figures.
 
-    report: an HTML page to write as well.
+    report: an HTML page to write as well. row_times: clock of the rows; None measures them.
     """
+    from app.local.ranks import run_ranks
+    from app.local.rollout_server import rollout_server
+    from app.local.self_calibration import measured_rows
+    from app.local.train import TrainRun, summary, train_rank
+    from app.local.warmup import ensure_warm
+
     if report is not None:
         checked_page(report, "--report")
     if num_windows is not None:
@@ -48,7 +106,7 @@ def train(
             calls or PlannerCalls(),
             url,
             resume,
-            row_times,
+            row_times or measured_rows,
         )
     history = run.history
     if not history:

@@ -10,9 +10,6 @@ from app.local.rollout import SealedRollout
 from app.local.steps import combined
 from app.local.trainer import StepResult
 
-STEP_KEY = "rollout/step"
-PREFIX = "routepack/"
-
 METRICS: dict[str, str] = {
     "tps": "positions per second of the training region, padding excluded, over all ranks",
     "window_seconds": "end to end: admission + log-probs + training region + weight export",

@@ -16,8 +16,9 @@ from megatron.core.transformer import TransformerConfig
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from app.config import ModelConfig, RoutingSkewConfig
+from app.config.model import VOCAB_SIZE
 from app.local.cpu_modules import SequenceParallelRMSNorm, use_cpu_modules
-from app.local.tokens import BOS, EOS, PAD, VOCAB_SIZE
+from app.local.tokens import BOS, EOS, PAD
 
 MAX_POSITIONS = 4096
 ROTARY_PERCENT = 0.5

@@ -12,11 +12,8 @@ import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
 import statistics
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -24,69 +21,22 @@ from app.config import RunConfig
 from app.local.admit import Admitted, admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
+from app.local.machine_load import cpu_seconds, other_load
+from app.local.measurement import CONTROL, IDEAL, Comparison, Measurement
 from app.local.rollout import SealedRollout, sample_window
 from app.local.session import Session, open_session
+from app.local.skew import measure_skew, rank_max_over_mean
 from app.local.snapshot import Snapshot, restore, take_snapshot
 from app.local.steps import combined, rollout_inputs
-from app.local.trainer import StepResult, grpo_step_inputs
+from app.local.trainer import StepResult
 from app.results.plan_details import rank_load_detail, rows_detail
 from app.results.progress import track
-from planner.placement import Placement, rank_load
+from planner.placement import Placement
+from planner.policies import FULL_OVER_OFF
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
 from train_hooks.micro_batch import MicroBatch
 from train_hooks.row_execution import Routing
-
-CONTROL, IDEAL = "base (control)", "ideal"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """One policy on one window. tps: positions per second of each timed repeat.
-
-    J1_over_B: the plan's joint cost over the lower bound; None for the ideal.
-    times: seconds of place, aux, plan, state, batch_await (docs/metrics.md).
-    rank_max_over_mean: mean over layers of the busiest EP rank's load over the mean rank's.
-    loss, loss_magnitude: of the first step from the snapshot.
-    """
-
-    window: int
-    policy: str
-    tps: list[float]
-    window_seconds: float
-    exposed: float
-    commit_seconds: float
-    moved_experts: int
-    moved_mb: float
-    rows: int
-    joint_cost: float
-    J1_over_B: float | None
-    times: dict[str, float]
-    rank_max_over_mean: float
-    loss: float
-    loss_magnitude: float
-
-    @property
-    def median_tps(self) -> float:
-        """Median over the timed repeats."""
-        return statistics.median(self.tps)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Everything that was measured, with what else used the machine meanwhile.
-
-    skew: mean rank max/mean of the first window's tokens without and with the configured skew.
-    rank_load: of the last window under identity and under full. rows: of off and full there.
-    """
-
-    measurements: list[Measurement]
-    max_log_prob_difference: float
-    equal_rows: float
-    other_load: float
-    skew: tuple[float, float]
-    rank_load: dict[str, Any]
-    rows: dict[str, Any]
 
 
 def compare_rank(
@@ -102,7 +52,7 @@ def compare_rank(
     measurements: list[Measurement] = []
     last_admitted: dict[str, Admitted] = {}
     shares, check, skew = None, None, None
-    load_before, started = _cpu_seconds(), time.perf_counter()
+    load_before, started = cpu_seconds(), time.perf_counter()
     for window_id in track(range(config.compare.num_windows), "compare", is_writer):
         restore(trainer, snapshot)
         rollout = sample_window(config, engine, window_id, shares)
@@ -133,7 +83,7 @@ def compare_rank(
         measurements=measurements,
         max_log_prob_difference=check.max_log_prob_difference,
         equal_rows=check.equal_rows,
-        other_load=_other_load(load_before, elapsed),
+        other_load=other_load(load_before, elapsed),
         skew=skew,
         rank_load=rank_load_detail(rollout.window, identity, last),
         rows={
@@ -143,7 +93,7 @@ def compare_rank(
                 config.topology,
                 config.cost,
             )
-            for name in ("off", "full")
+            for name in reversed(FULL_OVER_OFF)
             if name in last_admitted
         },
     )
@@ -199,7 +149,7 @@ def measure_policy(
             "state": admitted.time_state,
             "batch_await": admitted.time_batch_await,
         },
-        rank_max_over_mean=_rank_max_over_mean(rollout.window.expert_load, admitted.plan.placement),
+        rank_max_over_mean=rank_max_over_mean(rollout.window.expert_load, admitted.plan.placement),
         loss=first[0].loss,
         loss_magnitude=first[0].loss_magnitude,
     )
@@ -263,71 +213,3 @@ def balanced_routing(batch: MicroBatch, num_experts: int) -> MicroBatch:
 
 def _commit_untimed(session: Session, placement: Placement, window_id: int) -> None:
     session.trainer.committer.move_to(placement, "carried placement")
-
-
-def _rank_max_over_mean(expert_load: np.ndarray, placement: Placement) -> float:
-    """Mean over layers of the busiest EP rank's load over the mean rank's."""
-    load = rank_load(expert_load, placement)
-    return float((load.max(axis=1) / load.mean(axis=1)).mean())
-
-
-@torch.no_grad()
-def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float]:
-    """Mean rank max/mean of the same tokens with the routers' skew taken off, and with it."""
-    routers = [layer.router for layer in session.trainer.layout.layers.values()]
-    identity = Placement.identity(
-        rollout.window.num_layers, rollout.window.num_experts, session.config.ranks.ep
-    )
-    biases = [router.expert_bias.clone() for router in routers]
-    for router in routers:
-        router.expert_bias.zero_()
-    without = _routed_load(session, rollout)
-    for router, bias in zip(routers, biases):
-        router.expert_bias.copy_(bias)
-    with_skew = _rank_max_over_mean(rollout.window.expert_load, identity)
-    return _rank_max_over_mean(without, identity), with_skew
-
-
-def _routed_load(session: Session, rollout: SealedRollout) -> np.ndarray:
-    """`[layer, expert]` tokens that the trainer's own routers choose for the window's tokens."""
-    trainer = session.trainer
-    plan = admit(session.config, trainer, rollout.window, "off", PlannerCalls()).plan
-    zeros = np.zeros(len(rollout.trajectories))
-    micro_batches, _ = grpo_step_inputs(rollout.trajectories, zeros, plan, 0.2)
-    counts: dict[int, torch.Tensor] = {}
-    hooks = []
-    for number, layer in trainer.layout.layers.items():
-        counts[number] = torch.zeros(trainer.layout.num_experts, dtype=torch.int64)
-
-        def add(router, args, output, total=counts[number]):
-            total += output[1].sum(dim=0)
-
-        hooks.append(layer.router.register_forward_hook(add, prepend=True))
-    for batch in micro_batches:
-        trainer.ddp(
-            batch.tokens,
-            batch.position_ids,
-            None,
-            labels=batch.labels,
-            packed_seq_params=batch.packed,
-        )
-    for hook in hooks:
-        hook.remove()
-    total = torch.stack(list(counts.values()))
-    dist.all_reduce(total)
-    return total.numpy()
-
-
-def _cpu_seconds() -> tuple[float, float]:
-    """Busy CPU seconds of the machine, and of this rank."""
-    busy = psutil.cpu_times()
-    mine = psutil.Process().cpu_times()
-    return busy.user + busy.system, mine.user + mine.system
-
-
-def _other_load(before: tuple[float, float], elapsed: float) -> float:
-    """Cores that something other than the ranks kept busy, on average."""
-    busy, mine = _cpu_seconds()
-    own = torch.tensor(mine - before[1], dtype=torch.float64)
-    dist.all_reduce(own)
-    return max(0.0, (busy - before[0] - own.item()) / elapsed)

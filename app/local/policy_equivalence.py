@@ -22,11 +22,11 @@ from app.local.trainer import StepResult, grpo_step_inputs
 from app.results.progress import track
 from planner.placement import Placement
 from planner.plan import Plan
+from planner.policies import COMPARED
 from rollout_hooks.admission import PlannerCalls
 from train_hooks.micro_batch import MicroBatch
 from train_hooks.state_by_expert import max_difference, num_different, state_by_expert
 
-POLICIES = ("off", "base", "reroute", "full")
 TOLERANCE = 1e-5
 NUM_STEPS_AFTER = 3
 
@@ -70,16 +70,16 @@ def _check_policies(
 ) -> tuple[dict[str, float], list[str]]:
     """Loss and gradients of every policy against off on the same window."""
     gradients, losses = {}, {}
-    for policy in POLICIES:
+    for policy in COMPARED:
         restore(session.trainer, start)
         inputs = _admitted_inputs(session, rollout, policy)
         losses[policy] = session.trainer.step(*inputs, update=False)
         gradients[policy] = gather_gradients(session.trainer)
     worst, tiny = 0.0, []
-    for policy in POLICIES[1:]:
+    for policy in COMPARED[1:]:
         difference, tiny = gradient_difference(gradients["off"], gradients[policy])
         worst = max(worst, difference)
-    loss = max(_loss_difference(losses["off"], losses[p]) for p in POLICIES[1:])
+    loss = max(_loss_difference(losses["off"], losses[p]) for p in COMPARED[1:])
     figures = {"verify.grad_max_rel_diff": worst, "verify.loss_max_rel_diff": loss}
     return figures, tiny
 

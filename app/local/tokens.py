@@ -5,4 +5,3 @@ from __future__ import annotations
 DIGITS = tuple(range(0, 10))
 LETTERS = tuple(range(10, 36))
 PAD, BOS, EOS, SPELL, SORT, ANSWER = 36, 37, 38, 39, 40, 41
-VOCAB_SIZE = 64

@@ -18,7 +18,7 @@ from app.local import checkpoint
 from app.local.admit import Admitted, admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
-from app.local.metrics import STEP_KEY, window_metrics
+from app.local.metrics import window_metrics
 from app.local.rollout import SealedRollout, sample_window
 from app.local.self_calibration import RowTimes, SelfCalibration, measured_rows
 from app.local.session import open_session
@@ -27,7 +27,7 @@ from app.local.trainer import StepResult
 from app.results.plan_details import rank_load_detail, rows_beside_off
 from app.results.plots import plot_rank_load
 from app.results.progress import track
-from app.results.wandb_log import WandbLog
+from app.results.wandb_log import STEP_KEY, WandbLog
 from planner.placement import Placement, rank_load
 from rollout_hooks.admission import PlannerCalls
 from rollout_hooks.estimate import demand_shares
@@ -66,7 +66,7 @@ def train_rank(
     session = open_session(config, weights, server_url)
     trainer, engine = session.trainer, session.engine
     calibration = SelfCalibration(config, row_times)
-    log = WandbLog(config.wandb, policy, Path(output), asdict(config)) if is_writer else None
+    log = WandbLog(policy, Path(output), asdict(config)) if is_writer else None
     history: list[dict[str, float]] = []
     step_figures: list[list[dict[str, float]]] = []
     shares, num_fallbacks, first_window = None, 0, 0

@@ -20,8 +20,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 
 from app.config import ModelConfig
+from app.config.model import VOCAB_SIZE
 from app.local.model import build_megatron, megatron_config
-from app.local.tokens import VOCAB_SIZE
 from app.matrix.layouts import StateLayout
 from train_hooks.commit import CommitOptions, Committer
 from train_hooks.expert_state import ExpertState, expert_parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -36,7 +37,7 @@ def _table(cls: type) -> str:
         if name in _sections(cls):
             continue
         kind = str(info.annotation).replace("typing.", "").removeprefix("<class '")
-        kind = kind.removesuffix("'>").replace("app.config.run.", "").replace("|", "\\|")
+        kind = re.sub(r"app\.config\.\w+\.", "", kind.removesuffix("'>")).replace("|", "\\|")
         default = "required" if info.is_required() else f"`{info.get_default()}`"
         meaning = " ".join((info.description or "(undocumented)").split())
         lines.append(f"| `{name}` | {kind} | {default} | {meaning} |")

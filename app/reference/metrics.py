@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.local.metrics import METRICS, PREFIX, STEP_KEY
+from app.local.metrics import METRICS
+from app.results.wandb_log import PREFIX, STEP_KEY
 
 PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
 HEAD = f"""# Metrics

@@ -9,6 +9,7 @@ from app.advise.study import identity
 from app.report.plan_charts import gantt, gantt_length, heat_maps
 from app.report.svg import Element, element
 from app.results.plan_details import rank_load_detail, rows_detail
+from planner.policies import FULL_OVER_OFF
 from planner.policy import PlannerOptions, make_plan
 from planner.recorded import preset
 
@@ -25,7 +26,7 @@ def draw(folder: Path = FOLDER) -> list[Path]:
     options = PlannerOptions(budget_seconds=None, budget_proposals=200_000, num_threads=1)
     plans = {
         policy: make_plan(window, known.topology, known.cost, start, policy, options)
-        for policy in ("off", "full")
+        for policy in reversed(FULL_OVER_OFF)
     }
     load = rank_load_detail(window, start, plans["full"].placement)
     rows = {name: rows_detail(p, window, known.topology, known.cost) for name, p in plans.items()}

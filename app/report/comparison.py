@@ -11,6 +11,7 @@ from app.report.page import Section, numbers
 from app.report.plan_charts import figure, timeline
 from app.report.shared import heat_map_section, rows_section
 from app.results.statistics import Spread, spread
+from planner.policies import FULL_OVER_OFF, OFF, POLICIES
 
 CONTROL, IDEAL = "base (control)", "ideal"
 
@@ -49,7 +50,7 @@ def _ratio(above: Sequence[Mapping], below: Sequence[Mapping], of=_tps) -> Sprea
 
 def _headline(figures: Mapping[str, float], runs, skipped: Mapping[str, str]) -> Section:
     section = Section("Full against off")
-    if not {"full", "off"} <= set(runs):
+    if not set(FULL_OVER_OFF) <= set(runs):
         section.absent.append("policies full and off; run routepack compare with both")
         return section
     tps = _ratio(runs["full"], runs["off"])
@@ -101,7 +102,7 @@ def _ratios(runs) -> Section:
     window = {
         name: _ratio(found, off, lambda m: m["window_seconds"])
         for name, found in runs.items()
-        if name not in ("off", IDEAL)
+        if name not in (OFF, IDEAL)
     }
     captions = (
         "Training region. Above 1 is faster than slime's own schedule.",
@@ -137,7 +138,7 @@ def _modelled(runs) -> Section:
     section = Section("Modelled and measured time")
     points: dict[str, list[tuple[float, float]]] = {}
     for policy, found in runs.items():
-        if policy in ("off", CONTROL, IDEAL):
+        if policy in (OFF, CONTROL, IDEAL):
             continue
         points[policy] = [
             (m["joint_cost"] / o["joint_cost"], _tps(o) / _tps(m))
@@ -155,7 +156,7 @@ def _moved(runs) -> Section:
     moved = {
         policy: [float(m["moved_experts"]) for m in found]
         for policy, found in runs.items()
-        if policy in ("reroute", "full")
+        if policy in POLICIES and POLICIES[policy].places
     }
     section = Section("Moved experts over windows")
     if moved:

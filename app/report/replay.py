@@ -9,8 +9,8 @@ from app.report.charts import bars
 from app.report.page import Section, numbers, table
 from app.report.plan_charts import figure
 from app.report.shared import heat_map_section, rows_section
+from planner.policies import FULL_OVER_OFF, POLICIES
 
-POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 _CHARTS = {
     "joint_saved": ("joint cost saved against base, %", 1, "Modelled cost (Equation 16)."),
     "global_excess": ("global EP excess, %", 100, "What no rows can remove (Section 4.2)."),
@@ -50,7 +50,7 @@ def replay_sections(content: Mapping[str, Any]) -> list[Section]:
 def _headline(figures: Mapping[str, float]) -> Section:
     section = Section("Full against off")
     try:
-        full, off = (1 - figures[f"replay.{p}.joint_saved"] / 100 for p in ("full", "off"))
+        full, off = (1 - figures[f"replay.{p}.joint_saved"] / 100 for p in FULL_OVER_OFF)
     except KeyError:
         section.absent.append("policies full and off; run routepack replay with both")
         return section

@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from planner.policies import POLICIES
+
 Element = ElementTree.Element
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3", "10 2", "4 4")
 POLICY_COLOUR = {
-    "off": "#000000",
-    "observe": "#999999",
-    "base": "#e69f00",
+    **dict(zip(POLICIES, ("#000000", "#999999", "#e69f00", "#009e73", "#cc79a7", "#0072b2"))),
     "base (control)": "#999999",
-    "reschedule": "#009e73",
-    "reroute": "#cc79a7",
-    "full": "#0072b2",
     "ideal": "#56b4e9",
 }
 GREY, LIGHT = "#666666", "#dddddd"

@@ -1,4 +1,4 @@
-"""`routepack report JSON`: draw what a command's `--json FILE` wrote."""
+"""One HTML page from the JSON content of a command, and both as files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from app.report.training import training_sections
 from app.results.figures import write_figures
 
 MOST_BYTES = 3 * 2**20
-
-
-def report(results: str, output: str | None) -> Path:
-    """Write the page of one JSON file and return its path.
-
-    Raises ValueError naming a file that is missing, damaged, or of no command that has a page.
-    """
-    source = Path(results)
-    content = read_results(source)
-    target = checked_page(source.with_suffix(".html") if output is None else output, "--output")
-    write_page(content, target, str(source))
-    print(f"report: {target} (open it in a browser)")
-    return target
 
 
 def write_results(

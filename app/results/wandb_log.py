@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.config import WandbConfig
-from app.local.metrics import PREFIX, STEP_KEY
+STEP_KEY = "rollout/step"
+PREFIX = "routepack/"
 
 
 class WandbLog:
     """The only writer of one run; offline by default (docs/wandb.md)."""
 
     def __init__(
-        self, config: WandbConfig, policy: str, folder: Path, run_config: dict[str, Any], tags=()
+        self, policy: str, folder: Path, run_config: dict[str, Any], tags: Sequence[str] = ()
     ):
+        """Open the run. run_config: the whole run's, with `name` and a `wandb` section."""
         import wandb
 
+        wandb_config = run_config["wandb"]
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=config.project,
-            group=config.group,
+            project=wandb_config["project"],
+            group=wandb_config["group"],
             name=f"{run_config['name']}-{policy}",
             job_type=policy,
-            mode=config.mode,
+            mode=wandb_config["mode"],
             dir=str(folder),
             config={**run_config, "policy": policy},
             tags=list(tags),

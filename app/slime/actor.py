@@ -14,7 +14,7 @@ from app.slime.clock import Marks, table_10
 from app.slime.config import SlimeConfig
 from app.slime.messages import Placed, PlannedRollout, Ready
 from app.slime.rank_report import RankReport
-from planner.options import MOVES_EXPERTS
+from planner.policies import POLICIES
 
 
 def actor_class(config: SlimeConfig) -> type:
@@ -30,7 +30,7 @@ def actor_class(config: SlimeConfig) -> type:
             from app.slime.seams import ACTOR_SEAMS, check, dispatcher_seams
 
             check(ACTOR_SEAMS)
-            if args.routepack_policy in MOVES_EXPERTS:
+            if POLICIES[args.routepack_policy].places:
                 check(dispatcher_seams(args))
             register_models()
             self._routepack_attached, self._routepack_moves = False, None
@@ -54,7 +54,7 @@ def actor_class(config: SlimeConfig) -> type:
                 self.args, self.train_parallel_config
             )
             layout = None
-            if self.args.routepack_policy in MOVES_EXPERTS:  # else nothing of the model is touched
+            if POLICIES[self.args.routepack_policy].places:  # else nothing of the model is touched
                 self._routepack_moves = ExpertMoves(
                     self.args,
                     self.model,

@@ -14,8 +14,10 @@ from pathlib import Path
 from app.results.figures import write_figures
 from app.results.progress import print_table
 from app.results.statistics import spread
+from planner.policies import POLICIES
 
-NAMES = ("observe", "base", "reschedule", "reroute", "full", "ideal")
+EXECUTED = tuple(name for name, policy in POLICIES.items() if policy.executes)
+NAMES = ("observe", *EXECUTED, "ideal")
 
 
 def read_run(folder: Path) -> dict[int, dict[str, float]]:
@@ -28,7 +30,7 @@ def read_run(folder: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def compare(folder: Path) -> tuple[dict[str, float], dict[str, str], list[list[str]]]:
+def compare_runs(folder: Path) -> tuple[dict[str, float], dict[str, str], list[list[str]]]:
     """(figures, skipped, table rows) of all runs against `observe`; ValueError without it."""
     runs = {name: read_run(folder / name) for name in NAMES}
     reference = runs["observe"]
@@ -63,7 +65,7 @@ def compare(folder: Path) -> tuple[dict[str, float], dict[str, str], list[list[s
         )
     top = figures.get("cluster.tps_ideal_over_off.median", 1.0) - 1.0
     if top > 0:
-        for name in ("base", "reschedule", "reroute", "full"):
+        for name in EXECUTED:
             median = figures.get(f"cluster.tps_{name}_over_off.median")
             if median is not None:
                 figures[f"cluster.headroom_share.{name}"] = (median - 1.0) / top
@@ -77,10 +79,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    figures, skipped, rows = compare(options.folder)
+    figures, skipped, rows = compare_runs(options.folder)
     header = ["policy", "rollouts", "TPS / off", "95%", "window / off", "exposed ms", "moved"]
     print_table("One rollout dump under every policy", header, rows)
-    for name in ("base", "reschedule", "reroute", "full"):
+    for name in EXECUTED:
         share = figures.get(f"cluster.headroom_share.{name}")
         if share is not None:
             print(f"{name} takes {share:.0%} of the headroom of perfectly balanced routing")

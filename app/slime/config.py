@@ -7,37 +7,23 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from app.config.planning import CommitConfig, StageConfig
+from app.config.section import explain, section
 from planner.cost import CostModel, Stage
 from planner.move_cost import MoveCost
+from planner.policies import DECIDING
 from planner.policy import PlannerOptions
 
-_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+NAMES = "app/slime/config.py documents every field"
 
 
 class SlimeConfigError(ValueError):
     """A field of --routepack-config has a wrong value; says which and what to change."""
 
 
-def _section(cls):
-    return dataclass(config=_STRICT, frozen=True, kw_only=True)(cls)
-
-
-@_section
-class StageConfig:
-    """Cost of one dense-side stage on a cell: alpha/C * sum t + beta * sum (t/C)^2."""
-
-    name: str
-    """Label of the stage in tables."""
-    alpha: float = Field(ge=0)
-    """Token-linear weight, in units of one expert's work on C tokens, at this job's TP x CP."""
-    beta: float = Field(default=0.0, ge=0)
-    """Token-pair weight, in the same unit."""
-
-
-@_section
+@section
 class MoveConfig:
     """Measured prices of a move, behind `stop: net_benefit`; zeros make moves free."""
 
@@ -51,7 +37,7 @@ class MoveConfig:
     """Seconds of training per unit of modelled joint cost (`routepack/guard/seconds_per_cost`)."""
 
 
-@_section
+@section
 class SlimePlannerConfig:
     """The planner and its actor."""
 
@@ -75,14 +61,14 @@ class SlimePlannerConfig:
     """After this a window falls back to base rows and the current placement."""
     seed: int = 0
     """Seed of the search."""
-    observe_as: Literal["reschedule", "reroute", "full"] = "full"
+    observe_as: Literal[DECIDING] = "full"  # type: ignore[valid-type]
     """The policy whose plans `observe` makes and logs."""
     stages: tuple[StageConfig, ...] = ()
     """Cost coefficients; empty derives them from the model's sizes and the job's TP x CP."""
     move: MoveConfig = Field(default_factory=MoveConfig)
 
 
-@_section
+@section
 class CaptureConfig:
     """Routed experts of the rollouts."""
 
@@ -90,17 +76,7 @@ class CaptureConfig:
     """A sample without routed experts: stop, or plan it on estimated demand."""
 
 
-@_section
-class CommitConfig:
-    """Moving experts."""
-
-    staging_mb: float = Field(default=256, gt=0)
-    """Megabytes (2^20) of device memory for send and receive buffers, held between commits."""
-    verify: Literal["off", "sample", "full"] = "off"
-    """Checksums before and after a move: of no layer, a quarter of the moved ones, or all."""
-
-
-@_section
+@section
 class GuardConfig:
     """Steps a policy down that loses against its own prediction (full -> reschedule -> observe)."""
 
@@ -114,7 +90,7 @@ class GuardConfig:
     """Move experts home when the guard steps down from a policy that moves them."""
 
 
-@_section
+@section
 class LogConfig:
     """Where measurements go, besides slime's own trackers."""
 
@@ -126,7 +102,7 @@ class LogConfig:
     """Rollouts between rank x layer heat maps; 0 writes none."""
 
 
-@_section
+@section
 class SlimeConfig:
     """RoutePack inside slime."""
 
@@ -135,6 +111,15 @@ class SlimeConfig:
     commit: CommitConfig = Field(default_factory=CommitConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+
+    @model_validator(mode="after")
+    def _commits_whole(self):
+        if self.commit.split:
+            raise ValueError(
+                "commit.split true: slime's actor commits everything before the first forward; "
+                "remove it"
+            )
+        return self
 
     def options(self, *, shard_size: int, balance_data: bool, bytes_per_expert: float):
         """The planner's options for a job."""
@@ -187,12 +172,5 @@ def _read(path: str | Path) -> SlimeConfig:
     try:
         return TypeAdapter(SlimeConfig).validate_python(data)
     except ValidationError as error:
-        lines = [_explain(entry) for entry in error.errors()]
+        lines = [explain(entry, NAMES) for entry in error.errors()]
         raise SlimeConfigError(f"--routepack-config {path}:\n" + "\n".join(lines)) from None
-
-
-def _explain(error: dict) -> str:
-    field = ".".join(str(part) for part in error["loc"]) or "(whole file)"
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"  {field}: no such field; app/slime/config.py documents every field"
-    return f"  {field}: got {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.slime.config import CommitConfig
+from app.config import CommitConfig
 from planner.placement import Placement
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from planner.options import POLICIES
+from planner.policies import POLICIES, help_text, policy_of
 
 HOOK_PATH = "rollout_hooks.slime_capture.capture"
 """Counts demand as each rollout completes; slime runs it behind the user's own hooks."""
@@ -22,8 +22,7 @@ def add_routepack_arguments(parser: argparse.ArgumentParser) -> argparse.Argumen
         "--routepack-policy",
         choices=POLICIES,
         default="off",
-        help="off: slime untouched. observe: slime's schedule, plans are made and logged only. "
-        "base: the paper's DP-local FFD. reschedule: rows. reroute: expert placement. full: both.",
+        help=help_text(),
     )
     group.add_argument(
         "--routepack-config", default=None, help="YAML of app/slime/config.py; default: defaults."
@@ -39,7 +38,8 @@ def prepare_arguments(args: Any) -> None:
 
     Raises UnsupportedJob naming the flag to change.
     """
-    if args.routepack_policy == "off" or args.debug_rollout_only:
+    needs = policy_of(args.routepack_policy).needs
+    if args.debug_rollout_only or "capture" not in needs:
         args.routepack_policy = "off"
         return
     for wrong, message in (
@@ -61,7 +61,7 @@ def prepare_arguments(args: Any) -> None:
     ):
         if wrong:
             raise UnsupportedJob(message)
-    if args.routepack_policy in ("reroute", "full"):
+    if "movable_experts" in needs:
         _check_moves(args)
     hooks = list(getattr(args, "rollout_sample_hook_path", None) or [])
     if HOOK_PATH not in hooks:

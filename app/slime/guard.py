@@ -3,7 +3,7 @@
 The first windows run as `observe` and calibrate seconds per unit of modelled cost of slime's own
 schedule. From then on a window loses when it took longer, exposed time included, than slime's
 schedule of the same window would have by that calibration. After `patience` losing windows in a row
-the policy steps down: full or reroute -> reschedule -> observe.
+the policy steps down (`Policy.steps_down_to`): full -> reschedule -> observe, reroute -> observe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-STEP_DOWN = {"full": "reschedule", "reroute": "observe", "reschedule": "observe", "base": "observe"}
+from planner.policies import POLICIES
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Guard:
     @property
     def effective(self) -> str:
         """The policy of the next window: `observe` while calibrating."""
-        if self.patience and self.policy not in ("off", "observe") and not self.seconds_per_cost:
+        if self.patience and POLICIES[self.policy].executes and not self.seconds_per_cost:
             return "observe"
         return self.policy
 
@@ -60,7 +60,7 @@ class Guard:
         self.num_losses = self.num_losses + 1 if lost else 0
         if self.num_losses < self.patience:
             return False
-        lower = STEP_DOWN.get(self.policy, "observe")
+        lower = POLICIES[self.policy].steps_down_to
         self.message = (
             f"policy {self.policy} lost {self.num_losses} windows in a row (the last took "
             f"{seconds + exposed:.2f} s, slime's own schedule would take {expected:.2f} s): "

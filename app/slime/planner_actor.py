@@ -22,8 +22,9 @@ from app.slime.cost import bytes_per_expert, cost_of_model
 from app.slime.messages import Placed, PlanReport, Ready, Sealed
 from app.slime.planning import RolloutPlanner, digest_of
 from app.slime.seams import DRIVER_SEAMS, find, with_globals
-from planner.options import MOVES_EXPERTS, PlannerOptions
+from planner.options import PlannerOptions
 from planner.placement import Placement
+from planner.policies import POLICIES
 from planner.warm_up import compile_planner
 from rollout_hooks.slime_steps import SlimeSchedule, to_slime_schedule
 
@@ -146,13 +147,13 @@ class PlannerActor:
         return message
 
     def _runs_slime_rows(self, policy: str) -> bool:
-        return policy in ("observe", FAILED) or (
-            policy == "reroute" and self.config.planner.rows_from == "slime"
-        )
+        if policy == FAILED:
+            return True
+        return POLICIES[policy].runs_slime_rows(self.config.planner.rows_from)
 
     def _make_planner(self, capacity: int) -> RolloutPlanner:
         args = self.args
-        moves = args.routepack_policy in MOVES_EXPERTS
+        moves = POLICIES[args.routepack_policy].places
         return RolloutPlanner(
             policy=args.routepack_policy,
             config=self.config,

@@ -20,9 +20,9 @@ from app.slime.executed import regret
 from app.slime.guard import Guard
 from app.slime.messages import PlanReport
 from planner.cost import CostModel
-from planner.options import MOVES_EXPERTS
 from planner.placement import Placement, rank_load
 from planner.plan import Plan
+from planner.policies import POLICIES
 from planner.policy import PlannerOptions, schedule
 from planner.rows import Rows
 from planner.topology import Topology
@@ -44,7 +44,6 @@ MEAN_FIGURES = (
     "predicted_saving",
     "predicted_move_cost",
 )
-WITHOUT_MOVES = {"full": "reschedule", "reroute": "observe"}
 SUM_FIGURES = ("rows", "rows_bound", "dropped", "joint_cost")
 
 
@@ -63,7 +62,7 @@ class Joined:
 
 
 @dataclass(kw_only=True, slots=True)
-class OpenRollout:
+class PlacedRollout:
     """A rollout between `place` and `join`."""
 
     policy: str
@@ -102,11 +101,11 @@ class RolloutPlanner:
         self.shares: np.ndarray | None = None
         self.num_fallbacks = 0
         self._go_home = False
-        self._open: dict[int, OpenRollout] = {}
+        self._open: dict[int, PlacedRollout] = {}
 
     def place(
         self, sealed: SealedRollout, topology: Topology, may_move: bool = True
-    ) -> OpenRollout:
+    ) -> PlacedRollout:
         """Place one sealed rollout and start its row searches.
 
         may_move: False keeps the carried placement, whatever the policy.
@@ -122,7 +121,7 @@ class RolloutPlanner:
         carried, policy = self.carried, self.guard.effective
         blind = self.shares is None and bool(whole.estimated.all())
         if blind or not may_move:
-            policy = WITHOUT_MOVES.get(policy, policy)
+            policy = POLICIES[policy].without_moves
         planned_as = self.config.planner.observe_as if policy == "observe" else policy
         calls = PlannerCalls(place=Once(self.calls.place), schedule=self.calls.schedule)
         admissions = [
@@ -145,7 +144,7 @@ class RolloutPlanner:
         known = ~whole.estimated
         if known.any():
             self.shares = demand_shares(whole.demand[known])
-        found = OpenRollout(
+        found = PlacedRollout(
             policy=policy,
             sealed=sealed,
             carried=carried,
@@ -236,7 +235,7 @@ class RolloutPlanner:
         """The placement that training must commit; plans chain from it."""
         carried = self.carried
         assert carried is not None
-        if policy in MOVES_EXPERTS:
+        if POLICIES[policy].places:
             self.carried = planned
         elif self._go_home:
             self._go_home = False

@@ -17,6 +17,7 @@ from planner.packing.base_rows import dp_local_ffd
 from planner.packing.global_rows import global_ffd_rows
 from planner.packing.row_count import row_count
 from planner.placement import Placement
+from planner.policies import COMPARED, POLICIES
 from planner.policy import PlannerOptions
 from planner.rows import Rows
 from planner.score import rank_demand
@@ -24,7 +25,8 @@ from planner.search.pair_anneal import pair_anneal
 from planner.search.rescore import cells_to_internal, problem_of, rows_of
 from planner.window import Window
 
-LAYOUTS = {"base": "Baseline", "reroute": "Reroute", "full": "Full"}
+LAYOUTS = {name: name.title() for name in COMPARED if name != "off"} | {"base": "Baseline"}
+"""The rows of Table 11: layout and its label."""
 NO_TOKENS = "the source holds counts only; give token-level routing with --tokens FILE"
 
 
@@ -91,10 +93,13 @@ def layouts(
     if base is None:
         raise ValueError(f"window {window.window_id} has too few trajectories for base rows")
     placement = shared_placement(window, recording, options)
+    searched = _rescheduled(window, recording, options, placement, base)
     return {
-        "base": (recording.identity(), base),
-        "reroute": (placement, base),
-        "full": (placement, _rescheduled(window, recording, options, placement, base)),
+        layout: (
+            placement if POLICIES[layout].places else recording.identity(),
+            searched if POLICIES[layout].searches_rows else base,
+        )
+        for layout in LAYOUTS
     }
 
 

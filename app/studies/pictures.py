@@ -12,15 +12,11 @@ import numpy as np
 
 from app.studies.policies import Split
 from app.studies.skew import Skew
+from planner.policies import POLICIES
 
-COLORS = {
-    "off": "#8c8c8c",
-    "observe": "#bdbdbd",
-    "base": "#4c72b0",
-    "reschedule": "#dd8452",
-    "reroute": "#55a868",
-    "full": "#c44e52",
-}
+COLORS = dict(
+    zip(POLICIES, ("#8c8c8c", "#bdbdbd", "#4c72b0", "#dd8452", "#55a868", "#c44e52"), strict=True)
+)
 
 
 def draw_skew(skew: Skew, path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.options import MOVES_EXPERTS, PlannerOptions, check_policy, check_sizes
+from planner.options import PlannerOptions, check_sizes
 from planner.placement import Placement, coefficient_of_variation
 from planner.placing.choice import (
     FIGURES,
@@ -22,6 +22,7 @@ from planner.placing.choice import (
 )
 from planner.placing.few_moves import cyclic_repair_layers, random_orders
 from planner.placing.greedy import TARGET_MET, Repair, greedy_repair
+from planner.policies import policy_of
 from planner.topology import Topology
 from planner.window import Window
 
@@ -61,12 +62,12 @@ def place(
     Policies that do not move experts return `carried` itself. Unmoved experts keep their slots.
     """
     start = time.perf_counter()
-    check_policy(policy)
+    places = policy_of(policy).places
     check_sizes(window, topology, carried)
     load = window.expert_load
     before = carried.owner.astype(np.int64)
     owner, placement, reason = before, carried, "not_placed"
-    if policy in MOVES_EXPERTS:
+    if places:
         if _takes_all_swaps(topology, options):
             owner, reason = _repair_to_target(load, before, topology, options, window.window_id)
         else:

@@ -14,9 +14,10 @@ from app.local.rollout import sample_window
 from app.local.session import open_session
 from app.local.snapshot import restore, take_snapshot
 from app.local.steps import rollout_inputs
+from planner.policies import COMPARED
 from rollout_hooks.admission import PlannerCalls
 
-POLICIES = ("off", "base", "reroute", "full")
+POLICIES = COMPARED
 
 
 def policies_agree(config, weights: str, variants: dict) -> dict[str, dict]:

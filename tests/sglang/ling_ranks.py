@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from app.config import ModelConfig, RunConfig
+from app.config.model import VOCAB_SIZE
 from app.local.model import (
     MAX_POSITIONS,
     NORM_EPSILON,
@@ -22,7 +23,7 @@ from app.local.model import (
     build_megatron,
     megatron_config,
 )
-from app.local.tokens import EOS, PAD, VOCAB_SIZE
+from app.local.tokens import EOS, PAD
 from app.models.bailing_moe_v2 import export_tensor
 from train_hooks.micro_batch import TrainingTrajectory, pack
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tests_of_slime import largest_gradient_difference, load_all
 
+from planner.policies import POLICIES
+
 pytestmark = pytest.mark.slime
-POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
+
 EXACT = (
     "--custom-megatron-before-train-step-hook-path",
     "slime_on_cpu.dump_gradients.before_train_step",

@@ -10,7 +10,6 @@ from tiny import tiny_config
 from app.bench import admission, placement, schedule, slime
 from app.bench.bars import BARS, Bar, bar_of, missed
 from app.bench.scale_worker import large_window, measure
-from app.commands.bench import run_bench
 from app.config import PlannerConfig
 from app.studies.recording import Recording
 from app.studies.skew import sqrt_jsd
@@ -132,9 +131,9 @@ def test_a_scale_point_reports_seconds_and_memory():
     assert found["peak_mb"] >= found["window_mb"] > 0
 
 
-def test_an_unknown_bench_is_named():
-    with pytest.raises(ValueError, match="speed"):
-        run_bench("speed", True, None)
+def test_an_unknown_bench_is_named(run):
+    code, _, err = run("bench", "speed")
+    assert code == 2 and "'speed'" in err and "placement" in err
 
 
 def test_bench_writes_figures_and_what_quick_left_out(run, tmp_path):

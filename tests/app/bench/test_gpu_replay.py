@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from app.bench.gpu_replay import CPU, FORCED, POLICIES, bench_gpu_replay, execute, replay_on
+from app.bench.gpu_replay import CPU, FORCED, bench_gpu_replay, execute, replay_on
 from app.bench.gpu_replay_kernels import Kernels
 from app.bench.gpu_replay_rows import balanced, expected_copies, rows_of
 from planner.placement import Placement, rank_load
+from planner.policies import COMPARED
 from planner.policy import PlannerOptions, make_plan
 from planner.recorded.synthetic import synthetic_windows
 from planner.score import rank_demand, row_costs
@@ -44,7 +45,7 @@ def planned(window, policy):
     return make_plan(window, CPU.topology, CPU.cost, identity, policy, options)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", COMPARED)
 def test_every_rank_of_every_row_executes_the_planned_tokens(window, policy):
     plan, kernels = planned(window, policy), Counting()
     seconds = execute(window, plan.rows, plan.placement, CPU.topology, kernels)
@@ -100,14 +101,14 @@ def test_figures_of_the_model_agree_with_plans_that_cost_what_it_says(window):
             return sum(tokens) / CPU.topology.capacity
 
     result = replay_on(replace(CPU, num_windows=2), Modelled(), "none")
-    for name in (*POLICIES[1:], FORCED):
+    for name in (*COMPARED[1:], FORCED):
         measured = result.figures[f"gpu_replay.{name}_over_off"]
         assert measured == pytest.approx(result.figures[f"gpu_replay.model_{name}_over_off"])
     assert result.figures["gpu_replay.correlation"] == pytest.approx(1.0)
     assert result.figures["gpu_replay.max_rel_error"] == pytest.approx(0.0, abs=1e-9)
     assert result.figures["gpu_replay.full_over_off"] < 1
     assert {name: len(rows) for name, rows in result.details["rows"].items()}.keys() == {
-        *POLICIES,
+        *COMPARED,
         FORCED,
     }
 

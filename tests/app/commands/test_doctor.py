@@ -8,7 +8,11 @@ import time
 import pytest
 
 from app.cli import main
-from app.commands import doctor
+from app.commands.doctor import AREAS
+from app.doctor import slime
+from app.doctor.check import satisfies
+from app.doctor.local import local_requirements
+from app.doctor.sglang import check_sglang
 
 
 @pytest.mark.parametrize(
@@ -24,19 +28,19 @@ from app.commands import doctor
     ],
 )
 def test_versions_are_compared_by_number(found, wanted, expected):
-    assert doctor.satisfies(found, wanted) is expected
+    assert satisfies(found, wanted) is expected
 
 
 def test_wanted_versions_are_those_of_pyproject():
-    wanted = dict(doctor.local_requirements())
+    wanted = dict(local_requirements())
     assert wanted["megatron-core"].startswith("==")
     assert wanted["numpy"].startswith(">=")
     assert "ruff" not in wanted
 
 
-@pytest.mark.parametrize("area", ["local", "sglang", "slime", "deepep"])
+@pytest.mark.parametrize("area", AREAS)
 def test_every_failed_line_has_a_remedy(area):
-    checks = getattr(doctor, f"check_{area}")()
+    checks = AREAS[area][1]()
     assert checks
     for check in checks:
         assert check.found and check.wanted
@@ -47,7 +51,7 @@ def test_a_package_that_is_not_slime_is_told_from_slime(tmp_path, monkeypatch):
     (tmp_path / "slime").mkdir()
     (tmp_path / "slime" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    line = next(check for check in doctor.check_slime() if check.name == "slime")
+    line = next(check for check in slime.check_slime() if check.name == "slime")
     assert not line.passed and line.found.startswith("another")
     assert "PyPI" in line.remedy
 
@@ -57,14 +61,14 @@ def test_a_patched_megatron_is_recognised(tmp_path):
     (folder / "distributed").mkdir(parents=True)
     buffers = folder / "distributed" / "param_and_grad_buffer.py"
     buffers.write_text("class _ParamAndGradBuffer: pass\n")
-    assert not doctor._has_mark(folder)
+    assert not slime._has_mark(folder)
     buffers.write_text("def f(disable_param_buffers_cpu_backup: bool = False): pass\n")
-    assert doctor._has_mark(folder)
+    assert slime._has_mark(folder)
 
 
 def test_a_missing_environment_is_not_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_VENV", str(tmp_path / "none"))
-    first = doctor.check_sglang()[0]
+    first = check_sglang()[0]
     assert not first.passed and first.found == "missing"
     assert "launch/sglang_venv.sh" in first.remedy
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import TasksConfig
+from app.config.model import VOCAB_SIZE
 from app.local.grpo import advantages, low_variance_kl, policy_loss
 from app.local.steps import split_steps
 from app.local.tasks import draw_task, reward
-from app.local.tokens import EOS, VOCAB_SIZE
+from app.local.tokens import EOS
 from app.results.figures import write_figures
 from app.results.statistics import spread
 from train_hooks.micro_batch import TrainingTrajectory, pack

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from replay_cases import JOB, QUICK, read_json
 
-POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
+from planner.policies import POLICIES
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from planner.packing.first_fit import (
 from planner.packing.row_count import check_batch_size, most_rows, row_count
 from planner.packing.slime_rows import largest_differencing, slime_rows
 from planner.placement import Placement
-from planner.policy import POLICIES, PlannerOptions, make_plan, schedule
+from planner.policies import POLICIES
+from planner.policy import PlannerOptions, make_plan, schedule
 from planner.topology import Topology
 
 QUICK = PlannerOptions(budget_seconds=None, budget_proposals=300, num_threads=1)

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_slime_logic import TOPOLOGY, job, rollout_planner, sample, sealed
+from slime_cases import TOPOLOGY, job, rollout_planner, sample, sealed
 
 from app.slime.config import SlimeConfig
 from app.slime.manager import manager_class
 from planner import warm_up
 from planner.placement import Placement
+from planner.policies import POLICIES
 from planner.policy import make_plan
 from rollout_hooks.slime_capture import capture, demand_of_samples, weight_versions
 
@@ -95,7 +96,7 @@ def test_the_planner_is_compiled_for_the_pipeline_of_the_job(pp, monkeypatch):
     monkeypatch.setattr(warm_up, "make_plan", recording)
     planner = rollout_planner()
     warm_up.compile_planner(planner.cost, planner.options, pp=pp)
-    assert planned == [(policy, pp, True) for policy in ("off", "base", "full")]
+    assert planned == [(policy, pp, True) for policy in POLICIES]
 
 
 def test_a_critic_does_not_take_the_topology_away():

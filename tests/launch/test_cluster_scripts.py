@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from planner.policies import POLICIES
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "launch").glob("grpo_*.sh"))
-POLICIES = ("off", "observe", "base", "reschedule", "reroute", "full")
 
 
 def dry_run(script: Path, *options: str, check: bool = True, **environment: str):
@@ -137,7 +138,7 @@ def test_a_wrong_value_is_refused_with_what_to_change(environment, word):
 def test_the_comparison_reads_the_runs_and_pairs_them_by_rollout(tmp_path):
     import json
 
-    from app.slime.compare_runs import compare
+    from app.slime.compare_runs import compare_runs
 
     for name, tps in dict(observe=100.0, full=110.0, ideal=120.0).items():
         folder = tmp_path / name
@@ -146,7 +147,7 @@ def test_the_comparison_reads_the_runs_and_pairs_them_by_rollout(tmp_path):
             json.dumps({"rollout/step": s, "tps": tps, "window_seconds": 10.0}) for s in range(4)
         ]
         (folder / f"metrics-{name}.jsonl").write_text("\n".join(lines))
-    figures, skipped, rows = compare(tmp_path)
+    figures, skipped, rows = compare_runs(tmp_path)
     assert figures["cluster.tps_full_over_off.median"] == pytest.approx(1.1)
     assert figures["cluster.headroom_share.full"] == pytest.approx(0.5)
     assert "cluster.tps_base_over_off" in skipped and len(rows) == 3
