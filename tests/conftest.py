@@ -14,13 +14,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_SILENT", "true")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Heavy tests first; what shares servers or ranks stays with one of the workers."""
+
+    def weight(item: pytest.Item) -> int:
+        marks = {mark.name for mark in item.iter_markers()}
+        return next((i for i, name in enumerate(("slime", "sglang", "ranks")) if name in marks), 3)
+
+    items.sort(key=weight)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            group = {0: "slime", 1: "sglang", 2: str(item.path)}.get(weight(item))
+            if group is not None:
+                item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def traces() -> Path:
-    """The shipped GPT-OSS-20B traces beside the repository, or a skip with the reason."""
-    folder = ROOT.parent / "shared" / "traces" / "gpt_oss_20b"
-    if not folder.is_dir():
-        pytest.skip(f"no traces at {folder}: they are kept outside the repository")
-    return folder
+    """The shipped GPT-OSS-20B traces."""
+    return ROOT / "examples" / "traces" / "gpt_oss_20b"
 
 
 @pytest.fixture

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import yaml
 
-from app.calibrate.fit import StageFit, fit_stage, r_squared
+from app.calibrate.calibration import (
+    EXPERTS,
+    LEAST_R2,
+    QUICK,
+    Calibration,
+    Sizes,
+    TimeCells,
+    calibration_figures,
+    measure,
+)
 from app.calibrate.planted import max_relative_error
-from app.calibrate.rows import Cell, equal_token_cells, features, varied_cells
-from app.commands.arguments import add_json, positive
-from app.config import RanksConfig, RunConfig
+from app.calibrate.rank import run_on_device
+from app.commands.arguments import add_json, positive, run_config
+from app.config import RunConfig
 from app.results.figures import write_figures
 from app.results.progress import print_table
-from planner.cost import CostModel, Stage
-
-ATTENTION, DENSE_FFN, EXPERTS = "attention", "dense_ffn", "experts"
-LINEAR_MODULES = ("dense_ffn", "router_and_shared_expert", "embedding_and_head")
-"""Modules whose time grows with tokens alone: one slowest slot, so one stage."""
+from planner.cost import CostModel
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -36,84 +39,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seed", type=int, help="replaces the configuration's seed")
     command.add_argument(
+        "--force",
+        action="store_true",
+        help=f"write the block even where held-out rows are predicted with R2 below {LEAST_R2}",
+    )
+    command.add_argument(
         "--output", metavar="YAML", default="cost.yaml", help="the cost block (default cost.yaml)"
     )
     add_json(command)
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    from dataclasses import replace
-
-    from app.config import load_config
-
-    config = load_config(arguments.config)
-    if arguments.seed is not None:
-        config = replace(config, seed=arguments.seed)
-    calibrate(
-        config,
+    figures = calibrate(
+        run_config(arguments),
         device=arguments.device,
         quick=arguments.quick,
         num_windows=arguments.compare,
         output=Path(arguments.output),
         json_file=arguments.json,
+        force=arguments.force,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """Cells to fit, cells held out, cells of equal tokens (held out too), and timed repeats."""
-
-    num_fitted: int = 21
-    num_held_out: int = 14
-    num_equal: int = 14
-    num_repeats: int = 5
-
-
-QUICK = Sizes(num_fitted=14, num_held_out=7, num_equal=7, num_repeats=3)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Calibration:
-    """Fitted stages, in seconds of all layers, and the cells they were judged on.
-
-    Cells: the fitted ones first, then held out, then equal tokens.
-    """
-
-    fits: dict[str, StageFit]
-    cells: Sequence[Cell]
-    capacity: int
-    stage_seconds: dict[str, np.ndarray]
-    """[cell] measured seconds by stage."""
-    expert_seconds: float
-    """Seconds of C routed tokens on one EP rank in one layer: the unit of cost."""
-
-    @property
-    def measured(self) -> np.ndarray:
-        """[cell] seconds of a row: all stages."""
-        return sum(self.stage_seconds.values())
-
-    @property
-    def predicted(self) -> np.ndarray:
-        """[cell] predicted seconds of a row: all stages."""
-        return sum(self.stage_predicted().values())
-
-    def stage_predicted(self) -> dict[str, np.ndarray]:
-        """[cell] predicted seconds by stage."""
-        found = features(self.cells, self.capacity)
-        return {name: fit.predict(found) for name, fit in self.fits.items()}
-
-    @property
-    def cost(self) -> CostModel:
-        """Coefficients in the planner's unit."""
-        stages = [
-            Stage(
-                name=name,
-                alpha=self.fits[name].linear / self.expert_seconds,
-                beta=self.fits[name].pairs / self.expert_seconds,
-            )
-            for name in (ATTENTION, DENSE_FFN)
-        ]
-        return CostModel(stages=tuple(stages))
+    return 0 if arguments.force or figures["calibrate.trusted"] else 1
 
 
 def calibrate(
@@ -124,24 +70,35 @@ def calibrate(
     output: Path,
     json_file: str | None,
     num_windows: int | None = None,
+    force: bool = False,
+    sizes: Sizes | None = None,
+    time_cells: TimeCells = run_on_device,
 ) -> dict[str, float]:
     """Measure, fit, judge, write `output` (YAML) and the figures; return the figures.
 
     num_windows: windows of a paired comparison of TPS with the default costs; None for none.
+    A fit that predicts held-out rows with R2 below LEAST_R2 is noise: `calibrate.trusted` is 0,
+    and neither block nor comparison is made unless `force`. sizes, time_cells: what is timed, and
+    by whom; the defaults follow `quick` and measure this machine.
     Raises ValueError when the device is not there or `output` is not a YAML name.
     """
     if output.suffix not in (".yaml", ".yml"):
         raise ValueError(f"--output: got {output}, expected a name that ends in .yaml")
-    sizes = QUICK if quick else Sizes()
-    calibration = measure(config, device, sizes)
+    sizes = sizes or (QUICK if quick else Sizes())
+    calibration = measure(config, device, sizes, time_cells)
     figures = calibration_figures(calibration, sizes)
     default = replace(config, planner=replace(config.planner, stages=())).cost
-    _write_cost(output, calibration, config, device)
+    trusted = figures["calibrate.r2_held_out"] >= LEAST_R2
+    figures["calibrate.trusted"] = float(trusted)
+    if trusted or force:
+        _write_cost(output, calibration, config, device)
     figures["selfcalibrate.max_rel_error"] = max_relative_error()
-    _print(calibration, default, figures, output)
+    _print(calibration, default, figures, output if trusted or force else None)
     skipped = {}
     if num_windows is None:
         skipped["calibrate.tps_over_default.median"] = "not asked for: give --compare N"
+    elif not (trusted or force):
+        skipped["calibrate.tps_over_default.median"] = "the fit is noise: held-out R2 is too low"
     else:
         figures |= _compare(config, calibration.cost, num_windows)
     details = {
@@ -158,66 +115,6 @@ def calibrate(
         "stages": [asdict(stage) for stage in calibration.cost.stages],
     }
     write_figures(json_file, "calibrate", figures, skipped, details)
-    return figures
-
-
-def measure(config: RunConfig, device: str, sizes: Sizes) -> Calibration:
-    """Time the cells on one rank with one EP rank's experts, and fit the fitted ones."""
-    from app.calibrate.rank import run_on_device
-
-    capacity = config.planner.capacity
-    rng = np.random.default_rng(config.seed)
-    cells = varied_cells(capacity, sizes.num_fitted, rng)
-    cells += varied_cells(capacity, sizes.num_held_out, rng)
-    cells += equal_token_cells(capacity, sizes.num_equal, rng)
-    model = replace(
-        config.model, num_experts=config.model.num_experts // config.ranks.ep, num_groups=1
-    )
-    if model.num_experts < model.top_k:
-        model = replace(model, top_k=model.num_experts)
-    one_rank = replace(config, model=model, ranks=RanksConfig(world=1, ep=1))
-    times = run_on_device(one_rank, device, cells, sizes.num_repeats)
-    found = features(cells, capacity)
-    scaled = {name: seconds * times.num_layers[name] for name, seconds in times.stages.items()}
-    dense = sum(scaled[name] for name in LINEAR_MODULES if name in scaled)
-    stages = {ATTENTION: scaled[ATTENTION], DENSE_FFN: dense, EXPERTS: scaled[EXPERTS]}
-    fitted = slice(sizes.num_fitted)
-    fits = {
-        name: fit_stage(name, found[fitted], seconds[fitted], has_pairs=name == ATTENTION)
-        for name, seconds in stages.items()
-    }
-    per_layer = fits[EXPERTS].linear / times.num_layers[EXPERTS]
-    return Calibration(
-        fits=fits,
-        cells=cells,
-        capacity=capacity,
-        stage_seconds=stages,
-        expert_seconds=per_layer / model.top_k,
-    )
-
-
-def calibration_figures(calibration: Calibration, sizes: Sizes) -> dict[str, float]:
-    """Figures `calibrate.*`: per-stage R^2, and held-out R^2 and error of whole rows."""
-    first = sizes.num_fitted
-    parts = {
-        "held_out": slice(first, first + sizes.num_held_out),
-        "equal_tokens": slice(first + sizes.num_held_out, None),
-    }
-    figures = {}
-    for name, part in parts.items():
-        measured, predicted = calibration.measured[part], calibration.predicted[part]
-        error = np.abs(predicted / measured - 1)
-        figures[f"calibrate.r2_{name}"] = r_squared(measured, predicted)
-        figures[f"calibrate.error_{name}.median"] = float(np.median(error))
-        figures[f"calibrate.error_{name}.max"] = float(error.max())
-    for name, fit in calibration.fits.items():
-        figures[f"calibrate.{name}.r2"] = fit.r2
-    for stage in calibration.cost.stages:
-        figures[f"calibrate.{stage.name}.alpha"] = stage.alpha
-        figures[f"calibrate.{stage.name}.beta"] = stage.beta
-    figures["calibrate.seconds_per_cost"] = calibration.expert_seconds
-    constants = sum(fit.constant for fit in calibration.fits.values())
-    figures["calibrate.seconds_per_row"] = constants
     return figures
 
 
@@ -254,7 +151,7 @@ def _write_cost(path: Path, calibration: Calibration, config: RunConfig, device:
 
 
 def _print(
-    calibration: Calibration, default: CostModel, figures: dict[str, float], output: Path
+    calibration: Calibration, default: CostModel, figures: dict[str, float], output: Path | None
 ) -> None:
     rows = []
     for stage in calibration.cost.stages:
@@ -279,4 +176,11 @@ def _print(
     print(f"a row costs {1e3 * figures['calibrate.seconds_per_row']:.1f} ms whatever it holds")
     error = figures["selfcalibrate.max_rel_error"]
     print(f"self-calibration brings planted coefficients back within {error:.1%} (5% noise)")
-    print(f"cost block: {output} (use it with --cost, or put stages under planner.stages)")
+    if output is None:
+        print(
+            f"no cost block: held-out R2 {figures['calibrate.r2_held_out']:.2f} is below "
+            f"{LEAST_R2}, the times are noise. Run again on a quiet machine, without --quick, or "
+            "with --force"
+        )
+    else:
+        print(f"cost block: {output} (use it with --cost, or put stages under planner.stages)")

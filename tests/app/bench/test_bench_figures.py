@@ -146,6 +146,7 @@ def test_bench_writes_figures_and_what_quick_left_out(run, tmp_path):
     assert "rows.certified_share.tiny" in out
 
 
+@pytest.mark.ranks
 def test_bench_admission_measures_a_real_admission_beside_its_bars(run, tmp_path, monkeypatch):
     """Toy sizes: the figures must be there and make sense, not meet their bars."""
     config = tiny_config(planner=PlannerConfig(capacity=96, budget_seconds=0.02, stop="cv"))
