@@ -2,7 +2,7 @@
 # All tests, lint and types. Sets up .venv on the first run; further arguments go to pytest.
 #
 #   bash tests/run.sh           everything: real gloo ranks and servers too (about ten minutes)
-#   bash tests/run.sh --fast    no ranks, no servers (about a minute)
+#   bash tests/run.sh --fast    no ranks, servers or browser (about a minute)
 #
 # Two workers share the work; `-n 0` runs it in one process.
 set -euo pipefail
@@ -11,7 +11,7 @@ source launch/venv.sh
 options=(-n 2 --dist loadgroup --durations 20)
 if [ "${1:-}" = --fast ]; then
   shift
-  options+=(-m "not ranks and not sglang and not slime")
+  options+=(-m "not ranks and not sglang and not slime and not slow")
 fi
 ruff format --check .
 ruff check .

@@ -138,6 +138,12 @@ def shrinking_seconds(config, device, cells, num_repeats) -> Times:
     return replace(times, stages=times.stages | {"experts": 1e-4 / times.stages["experts"]})
 
 
+@pytest.fixture
+def planted_only(monkeypatch) -> None:
+    """The planted self-calibration takes seconds and has tests of its own."""
+    monkeypatch.setattr(command, "max_relative_error", lambda: 0.05)
+
+
 def calibrated(folder, time_cells, **more):
     return calibrate(
         tiny_config(),
@@ -151,7 +157,7 @@ def calibrated(folder, time_cells, **more):
     )
 
 
-def test_calibrate_writes_a_cost_block_that_the_planner_reads(tmp_path, capsys):
+def test_calibrate_writes_a_cost_block_that_the_planner_reads(planted_only, tmp_path, capsys):
     figures = calibrated(tmp_path, planted_seconds)
     cost, move = read_costs(str(tmp_path / "c.yaml"))
     # the unit: two layers' experts take 8 ms on a full cell, so one layer's C x top_k tokens 4 ms,
@@ -166,7 +172,7 @@ def test_calibrate_writes_a_cost_block_that_the_planner_reads(tmp_path, capsys):
     assert "cost block" in capsys.readouterr().out
 
 
-def test_a_fit_to_noise_writes_no_block_unless_forced(tmp_path, capsys):
+def test_a_fit_to_noise_writes_no_block_unless_forced(planted_only, tmp_path, capsys):
     figures = calibrated(tmp_path, unrelated_seconds, num_windows=2)
     assert figures["calibrate.trusted"] == 0 and figures["calibrate.r2_held_out"] < LEAST_R2
     assert not (tmp_path / "c.yaml").exists()
@@ -203,7 +209,7 @@ def test_the_models_own_modules_are_timed_on_a_rank(tmp_path):
 
 
 @pytest.mark.ranks
-def test_calibrated_costs_are_compared_with_the_default_ones(tmp_path, monkeypatch):
+def test_calibrated_costs_are_compared_with_the_default_ones(planted_only, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     figures = calibrated(tmp_path, planted_seconds, num_windows=2)
     for name in ("tps_over_default", "default_over_default"):

@@ -33,6 +33,7 @@ def advised(folder: Path) -> dict:
     return json.loads((folder / "a.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["compare", "train", "online", "replay", "advise", "calibrate"])
 def test_a_real_browser_draws_every_plot(kind, tmp_path, record_property):
     content = advised(tmp_path) if kind == "advise" else KINDS[kind]()
@@ -57,6 +58,7 @@ def test_a_real_browser_draws_every_plot(kind, tmp_path, record_property):
     assert (kept / f"report-{kind}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_laptop(tmp_path):
     page = tmp_path / "c.html"
     page.write_text(render(comparison(), "c.json"), encoding="utf-8")

@@ -68,7 +68,11 @@ FLASH_SUMS = [
 
 
 @pytest.mark.parametrize(
-    "corpus, sums", [(TINY, TINY_SUMS), (FLASH, FLASH_SUMS)], ids=["tiny", "flash"]
+    ("corpus", "sums"),
+    [
+        pytest.param(TINY, TINY_SUMS, id="tiny"),
+        pytest.param(FLASH, FLASH_SUMS, id="flash", marks=pytest.mark.slow),
+    ],
 )
 def test_the_twenty_windows_are_frozen_bit_for_bit(corpus, sums):
     assert len(sums) == 20
