@@ -33,10 +33,9 @@ def shard_tensors(optimizer: DistributedOptimizer, param: nn.Parameter) -> dict[
     inner = optimizer.optimizer
     group_index, order = optimizer.model_param_group_index_map[param]
     shard = inner.param_groups[group_index]["params"][order]
-    main = _inner_param(inner, shard)
     state = inner.state.get(shard) or {}
     tensors = {name: state[name] for name in MOMENTS if name in state}
-    precise = state.get("master_param", main)
+    precise = _main_copy(inner, shard, state)
     if not _is_view_of(precise, param):
         tensors[MAIN] = precise
     for name, tensor in tensors.items():
@@ -54,9 +53,27 @@ def shard_offset(optimizer: DistributedOptimizer, param: nn.Parameter) -> int:
     return optimizer._get_model_param_range_map(param)["param"].start
 
 
-def _inner_param(inner: torch.optim.Optimizer, shard: torch.Tensor) -> torch.Tensor:
-    """HybridDeviceOptimizer steps on a copy, on the host or in fp32; others on the shard itself."""
-    return getattr(inner, "param_to_inner_param", {}).get(shard, shard)
+def _main_copy(inner: torch.optim.Optimizer, shard: torch.Tensor, state: dict) -> torch.Tensor:
+    """The tensor that the next step reads and writes.
+
+    HybridDeviceOptimizer steps on a copy of its own, on the host or in fp32. After
+    `load_state_dict` its state names another tensor of the same values `master_param` until the
+    next step makes them one: here they are made one at once, since that name is what is saved.
+    """
+    named = state.get("master_param")
+    copies = getattr(inner, "param_to_inner_param", None)
+    if copies is None:
+        return shard if named is None else named
+    stepped_on = copies.get(shard, shard)
+    if named is not None and named is not stepped_on:
+        if not torch.equal(named, stepped_on.detach()):
+            raise UnknownOptimizer(
+                f"{type(inner).__name__} holds two fp32 copies of an expert with different values: "
+                "the one it steps on and state['master_param']. Load the optimizer's state whole, "
+                "or not at all"
+            )
+        state["master_param"] = stepped_on
+    return stepped_on
 
 
 def _is_view_of(tensor: torch.Tensor, param: nn.Parameter) -> bool:
