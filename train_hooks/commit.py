@@ -75,11 +75,20 @@ class Committer:
 
     @torch.no_grad()
     def commit(
-        self, placement: Placement, *, base_version: int, window_id: int, digest: str
+        self,
+        placement: Placement,
+        *,
+        base_version: int,
+        window_id: int,
+        digest: str,
+        moves_elsewhere: bool = False,
     ) -> CommitReport:
         """Move parameters, fp32 main shards and Adam moments so that the layout is `placement`.
 
         Collective over `ExpertState.group`; call between `optimizer.step()` and the next forward.
+        moves_elsewhere: whether the whole model's placement moves experts of any pipeline stage,
+        alike on all ranks: what must settle first (the end of an asynchronous save) is a
+        collective of the world, which a stage without moves enters too.
         Raises LayoutError on all ranks, before anything moves, for a plan that differs between
         ranks, is stale, or does not fit. An error after that leaves every forward refused.
         """
@@ -96,7 +105,7 @@ class Committer:
             for number, new in zip(layout.layer_numbers, placement.expert_of_slot)
         ]
         num_moved = sum(len(m) for _, m in moves)
-        if num_moved:
+        if num_moved or moves_elsewhere:
             self.settle()
         state.wait_for_parameters()
         proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))

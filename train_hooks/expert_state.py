@@ -21,8 +21,9 @@ MATRICES = ("linear_fc1", "linear_fc2")
 def expert_parameters(layer: MoELayer) -> list[list[nn.Parameter]]:
     """Return the parameters of each local expert, `[local expert][matrix]`.
 
-    Raises LayoutError for expert modules without the production names `linear_fc1.weight{i}`, and
-    for parameters in 8-bit formats, whose scales would stay behind.
+    Raises LayoutError for expert modules without the production names `linear_fc1.weight{i}`, for
+    parameters in 8-bit formats, whose scales would stay behind, and for experts of a layer of which
+    only some are frozen: freezing by name freezes slots, and experts change slots.
     """
     experts = layer.experts
     if not isinstance(experts, TEGroupedMLP):
@@ -34,13 +35,31 @@ def expert_parameters(layer: MoELayer) -> list[list[nn.Parameter]]:
         [getattr(getattr(experts, matrix), f"weight{index}") for matrix in MATRICES]
         for index in range(experts.num_local_experts)
     ]
+    _refuse_partly_frozen(parameters)
     for param in parameters[0]:
+        if type(param) not in (nn.Parameter, torch.Tensor):
+            raise LayoutError(
+                f"expert parameters of class {type(param).__name__}, nominally {param.dtype}, keep "
+                "their values in a storage of their own, which would stay behind; keep parameters "
+                "in bf16 (no --fp8-param-gather; blockwise fp8 compute on bf16 parameters is fine)"
+            )
         if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise LayoutError(
                 f"expert parameters of type {param.dtype} are not supported: their scales would "
                 "not move; keep parameters in bf16 (no --fp8-param-gather)"
             )
     return parameters
+
+
+def _refuse_partly_frozen(parameters: list[list[nn.Parameter]]) -> None:
+    for matrix, of_experts in zip(MATRICES, zip(*parameters)):
+        frozen = [index for index, param in enumerate(of_experts) if not param.requires_grad]
+        if 0 < len(frozen) < len(of_experts):
+            raise LayoutError(
+                f"{matrix}.weight{{i}} is frozen for local experts {frozen} and trained for the "
+                "others: a name freezes a slot, and experts change slots. Freeze all experts of a "
+                "layer or none, or use --routepack-policy reschedule"
+            )
 
 
 class ExpertState:

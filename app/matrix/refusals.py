@@ -32,6 +32,8 @@ def refusal_messages(config: RunConfig) -> dict[str, str]:
     messages = {
         "SequentialMLP": _said(lambda: expert_parameters(sequential)),
         "8-bit parameters": _said(lambda: expert_parameters(eight_bit)),
+        "parameters over quantised storage": _said(lambda: expert_parameters(_quantised())),
+        "some experts of a layer frozen": _said(lambda: _partly_frozen(layer)),
         "no distributed optimizer": _said(
             lambda: ExpertState(trainer.chunks, SimpleNamespace(buffers=[]), trainer.layout)
         ),
@@ -39,6 +41,29 @@ def refusal_messages(config: RunConfig) -> dict[str, str]:
         "ETP 2": _said(lambda: _with_expert_tensor_parallel(trainer)),
     }
     return messages
+
+
+class QuantisedParameter(torch.nn.Parameter):
+    """Nominally bf16 over a storage of its own, as Transformer Engine's fp8 primary weights are."""
+
+
+def _quantised() -> SimpleNamespace:
+    experts = TEGroupedMLP.__new__(TEGroupedMLP)
+    param = QuantisedParameter(torch.zeros(2, 2, dtype=torch.bfloat16))
+    weights = SimpleNamespace(weight0=param)
+    experts.__dict__.update(
+        num_local_experts=1, _modules={}, linear_fc1=weights, linear_fc2=weights
+    )
+    return SimpleNamespace(experts=experts)
+
+
+def _partly_frozen(layer) -> None:
+    param = layer.experts.linear_fc1.weight0
+    param.requires_grad = False
+    try:
+        expert_parameters(layer)
+    finally:
+        param.requires_grad = True
 
 
 def _bf16_moments(trainer: MatrixTrainer, layer) -> None:

@@ -82,6 +82,7 @@ class ExpertMoves:
             base_version=self.layout.version if self.fresh else base_version,
             window_id=placement.version,
             digest=label,
+            moves_elsewhere=self._moves_anywhere(placement),
         )
         copied = 0
         if report.num_moved:
@@ -113,6 +114,10 @@ class ExpertMoves:
             return False
         if not self.fresh and placement.version != self.layout.version:
             return True
+        return self._moves_anywhere(placement)
+
+    def _moves_anywhere(self, placement: Placement) -> bool:
+        """Whether any stage's experts are elsewhere than in `placement` of the whole model."""
         identity = np.arange(placement.num_experts)
         here = identity if self.whole is None else self.whole.expert_of_slot
         return bool((placement.expert_of_slot != here).any())

@@ -44,6 +44,9 @@ def test_unknown_layouts_are_refused_by_name():
     messages = run_ranks(refusal_messages, ranks(2))
     assert "--moe-grouped-gemm" in messages["SequentialMLP"]
     assert "float8_e4m3fn" in messages["8-bit parameters"]
+    quantised = messages["parameters over quantised storage"]
+    assert "QuantisedParameter" in quantised and "--fp8-param-gather" in quantised
+    assert "local experts [0]" in messages["some experts of a layer frozen"]
     assert "--use-distributed-optimizer" in messages["no distributed optimizer"]
     assert "--exp-avg-dtype" in messages["optimizer state in bf16"]
     assert "--expert-tensor-parallel-size 1" in messages["ETP 2"]
