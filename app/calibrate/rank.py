@@ -27,7 +27,7 @@ def run_on_device(config: RunConfig, device: str, cells: Sequence[Cell], num_rep
     kept = {name: os.environ.get(name) for name in KEEP_MEMORY}
     os.environ.update(KEEP_MEMORY)
     try:
-        return run_ranks(_measure, config, device, list(cells), num_repeats)
+        return run_ranks(_measure, config, device, list(cells), num_repeats, start_method="spawn")
     finally:
         for name, value in kept.items():
             if value is None:

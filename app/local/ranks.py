@@ -1,16 +1,24 @@
-"""Run a function on gloo ranks: real processes that end together, clearly, without orphans."""
+"""Run a function on gloo ranks: real processes that end together, clearly, without orphans.
+
+Ranks are forked from a server that has imported torch, Megatron and transformers once: importing
+them takes longer than most of what ranks are started for. Each is a fresh process all the same.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.multiprocessing as mp
 
@@ -22,24 +30,36 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 needs a minute to start ranks."""
 
 
+PRELOADED = ("app.local.cpu_megatron", "app.local.train", "app.local.paired_windows")
+"""What the server imports before it forks ranks."""
+
+
 class RankFailure(RuntimeError):
     """A rank ended early; every other rank has been stopped."""
 
 
-def run_ranks(function: Callable[..., Any], config: RunConfig, *args: Any) -> Any:
+def run_ranks(
+    function: Callable[..., Any],
+    config: RunConfig,
+    *args: Any,
+    start_method: Literal["forkserver", "spawn"] = "forkserver",
+) -> Any:
     """Call `function(config, *args)` on `config.ranks.world` ranks; return rank 0's result.
 
     Each rank is a process with one thread, pinned to one core. When one ends early the others are
-    stopped within seconds; when this process dies they are killed.
+    stopped within seconds; when this process dies they are killed. start_method: `spawn` where the
+    environment must be there from the first line of a process (glibc's settings).
     Raises RankFailure naming the rank, with its signal or its traceback.
     """
+    if start_method == "forkserver":
+        _start_server()
     with tempfile.TemporaryDirectory(prefix="routepack-ranks-") as folder:
         context = mp.start_processes(
             _rank_main,
-            args=(folder, function, config, args),
+            args=(folder, dict(os.environ), function, config, args),
             nprocs=config.ranks.world,
             join=False,
-            start_method="spawn",
+            start_method=start_method,
         )
         try:
             while not context.join(grace_period=5):
@@ -62,14 +82,47 @@ def run_ranks(function: Callable[..., Any], config: RunConfig, *args: Any) -> An
         return pickle.loads(Path(folder, "result").read_bytes())
 
 
+def _start_server() -> None:
+    """Start the server that ranks are forked from, once; it ends with this process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    kept = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if kept is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = kept
+
+
+def _die_with_starter() -> None:
+    """End this rank when the process that asked for it ends, however it ends.
+
+    The kernel's death signal follows the server that forked the rank, so a thread watches instead.
+    """
+    starter = multiprocessing.parent_process()
+    assert starter is not None, "a rank is started by multiprocessing"
+
+    def watch() -> None:
+        connection.wait([starter.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="watch the starter").start()
+
+
 def die_with_parent() -> None:
     """Let the kernel end this process when the one that started it ends, however it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _rank_main(rank: int, folder: str, function, config: RunConfig, args: tuple) -> None:
-    die_with_parent()
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _rank_main(
+    rank: int, folder: str, environment: dict[str, str], function, config: RunConfig, args: tuple
+) -> None:
+    _die_with_starter()
+    os.environ.clear()
+    os.environ.update(environment, OMP_NUM_THREADS="1")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 

@@ -40,15 +40,20 @@ def start_training(folder):
     )
 
 
+def is_fork_server(process: psutil.Process) -> bool:
+    """Whether ranks are forked from it (app/local/ranks.py)."""
+    return "forkserver" in " ".join(process.cmdline())
+
+
 def training_ranks(job, folder) -> list[psutil.Process]:
-    """The two rank processes, once the second spawn (training, after warm-up) computes."""
+    """The two rank processes, once those of training (after the warm-up's) compute."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert job.poll() is None, job.stdout.read()
-        children = psutil.Process(job.pid).children(recursive=True)
-        ranks = [p for p in children if "spawn_main" in " ".join(p.cmdline())]
+        servers = [p for p in psutil.Process(job.pid).children() if is_fork_server(p)]
+        ranks = [rank for server in servers for rank in server.children()]
         warm = list((folder / "runs" / "warmup").glob("*.safetensors"))
-        if warm and len(ranks) == 2 and all(p.cpu_times().user > 8 for p in ranks):
+        if warm and len(ranks) == 2 and all(p.cpu_times().user > 2 for p in ranks):
             return ranks
         time.sleep(0.5)
     raise AssertionError("the ranks did not start training")
