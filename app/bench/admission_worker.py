@@ -21,7 +21,7 @@ from app.local.admit import Admitted, admit
 from app.local.engine import EmbeddedEngine
 from app.local.grpo import advantages
 from app.local.model import build_hf
-from app.local.rollout import SealedRollout, sample_window
+from app.local.rollout import SampledWindow, sample_window
 from app.local.session import Session
 from app.local.trainer import grpo_step_inputs
 from planner.move_cost import MoveCost
@@ -135,7 +135,7 @@ def _priced(config: RunConfig, admitted: Admitted, step_seconds: float) -> MoveC
 
 
 def _alternate(
-    session: Session, rollout: SealedRollout, move: MoveCost, num_repeats: int
+    session: Session, rollout: SampledWindow, move: MoveCost, num_repeats: int
 ) -> list[Sample]:
     """Each repeat runs the three modes in rotated order; the layout ends as planned."""
     copies, decisions = HostCopies(session), Decisions(move)

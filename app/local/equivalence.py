@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from app.local.grpo import training_trajectory
-from app.local.rollout import SealedRollout
+from app.local.rollout import SampledWindow
 from app.local.trainer import LocalTrainer
 from train_hooks.micro_batch import pack
 
@@ -33,7 +33,7 @@ class EngineCheck:
 
 
 @torch.no_grad()
-def check_engines(trainer: LocalTrainer, rollout: SealedRollout) -> EngineCheck:
+def check_engines(trainer: LocalTrainer, rollout: SampledWindow) -> EngineCheck:
     """Compare Megatron without replay against what the sampler recorded, over all ranks.
 
     Raises EnginesDiffer above 1e-4 in log-probability or below 99.9% equal routing rows.

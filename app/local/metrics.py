@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from app.local.admit import Admitted
-from app.local.rollout import SealedRollout
+from app.local.rollout import SampledWindow
 from app.local.steps import combined
 from app.local.trainer import StepResult
 
@@ -68,7 +68,7 @@ PLAN_SUMS = ("rows", "rows_bound", "dropped")
 
 
 def window_metrics(
-    rollout: SealedRollout,
+    rollout: SampledWindow,
     admitted: Admitted,
     steps: Sequence[StepResult],
     *,

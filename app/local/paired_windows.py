@@ -23,7 +23,7 @@ from app.local.equivalence import check_engines
 from app.local.grpo import advantages
 from app.local.machine_load import cpu_seconds, other_load
 from app.local.measurement import CONTROL, IDEAL, Comparison, Measurement
-from app.local.rollout import SealedRollout, sample_window
+from app.local.rollout import SampledWindow, sample_window
 from app.local.session import Session, open_session
 from app.local.skew import measure_skew, rank_max_over_mean
 from app.local.snapshot import Snapshot, restore, take_snapshot
@@ -102,7 +102,7 @@ def compare_rank(
 def measure_policy(
     session: Session,
     snapshot: Snapshot,
-    rollout: SealedRollout,
+    rollout: SampledWindow,
     name: str,
     policy: str,
     carried: Placement,
@@ -156,7 +156,7 @@ def measure_policy(
     return measurement, admitted, stepped
 
 
-def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout) -> Measurement:
+def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SampledWindow) -> Measurement:
     """Time the rows of `off` with every expert used equally often; captured routing is ignored."""
     trainer, config = session.trainer, session.config
     restore(trainer, snapshot)
@@ -191,7 +191,7 @@ def _measure_ideal(session: Session, snapshot: Snapshot, rollout: SealedRollout)
     )
 
 
-def _admit(session: Session, rollout: SealedRollout, policy: str) -> Admitted:
+def _admit(session: Session, rollout: SampledWindow, policy: str) -> Admitted:
     config = session.config
     num_steps = config.train.num_steps_per_rollout
     return admit(

@@ -15,7 +15,7 @@ from app.config import RunConfig
 from app.local.admit import admit
 from app.local.gradients import gather_gradients, gradient_difference
 from app.local.grpo import advantages
-from app.local.rollout import SealedRollout, sample_window
+from app.local.rollout import SampledWindow, sample_window
 from app.local.session import Session, open_session
 from app.local.snapshot import Snapshot, restore, take_snapshot
 from app.local.trainer import StepResult, grpo_step_inputs
@@ -66,7 +66,7 @@ def verify_rank(config: RunConfig, weights: str) -> Verification:
 
 
 def _check_policies(
-    session: Session, start: Snapshot, rollout: SealedRollout
+    session: Session, start: Snapshot, rollout: SampledWindow
 ) -> tuple[dict[str, float], list[str]]:
     """Loss and gradients of every policy against off on the same window."""
     gradients, losses = {}, {}
@@ -85,7 +85,7 @@ def _check_policies(
 
 
 def _check_move(
-    session: Session, start: Snapshot, rollout: SealedRollout, suffix: str
+    session: Session, start: Snapshot, rollout: SampledWindow, suffix: str
 ) -> dict[str, float]:
     """Move every expert at random, then train on: state by logical id must not notice."""
     trainer = session.trainer
@@ -122,7 +122,7 @@ def _check_move_at_top_2(config: RunConfig, weights: str) -> dict[str, float]:
 
 
 def _check_foreign_routing(
-    session: Session, start: Snapshot, rollout: SealedRollout
+    session: Session, start: Snapshot, rollout: SampledWindow
 ) -> dict[str, float]:
     """Replay random valid ids under a permuted layout: what arrives must be exactly those ids."""
     trainer = session.trainer
@@ -135,7 +135,7 @@ def _check_foreign_routing(
 
 
 def _negative_controls(
-    session: Session, start: Snapshot, rollout: SealedRollout
+    session: Session, start: Snapshot, rollout: SampledWindow
 ) -> dict[str, bool]:
     """Break one thing at a time; True where the checks notice, as they must."""
     trainer = session.trainer
@@ -169,14 +169,14 @@ def _negative_controls(
     return caught
 
 
-def _admitted_inputs(session: Session, rollout: SealedRollout, policy: str):
+def _admitted_inputs(session: Session, rollout: SampledWindow, policy: str):
     admitted = admit(session.config, session.trainer, rollout.window, policy, PlannerCalls())
     advantage = advantages(rollout.rewards, rollout.window.group)
     ratio_clip = session.config.train.ratio_clip
     return grpo_step_inputs(rollout.trajectories, advantage, admitted.plan, ratio_clip)
 
 
-def _inputs_without_one(session: Session, rollout: SealedRollout, loss):
+def _inputs_without_one(session: Session, rollout: SampledWindow, loss):
     """The rows of `off` less the trajectory of largest advantage that shares its cell."""
     admitted = admit(session.config, session.trainer, rollout.window, "off", PlannerCalls())
     plan: Plan = admitted.plan

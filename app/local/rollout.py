@@ -17,7 +17,7 @@ from rollout_hooks.trajectory import Trajectory, from_response
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SealedRollout:
+class SampledWindow:
     """A sealed window with its trajectories, alike on every rank, in arrival order.
 
     rewards: float64 `[trajectory]`. families: task family of each trajectory.
@@ -44,7 +44,7 @@ def sample_window(
     engine: RolloutEngine,
     window_id: int,
     previous_shares: np.ndarray | None = None,
-) -> SealedRollout:
+) -> SampledWindow:
     """Sample this rank's groups, exchange trajectories, and seal; collective over all ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     rollout = config.rollout
@@ -72,7 +72,7 @@ def sample_window(
     dist.all_gather_object(everyone, mine)
     gathered = [entry for entries in everyone for entry in entries]
     trajectories = [trajectory for trajectory, _ in gathered]
-    return SealedRollout(
+    return SampledWindow(
         window=seal(trajectories, window_id, spec, previous_shares, rollout.missing_capture),
         trajectories=trajectories,
         rewards=np.array([t.reward for t in trajectories], dtype=np.float64),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from app.local.admit import admit
-from app.local.rollout import SealedRollout
+from app.local.rollout import SampledWindow
 from app.local.session import Session
 from app.local.trainer import grpo_step_inputs
 from planner.placement import Placement, rank_load
@@ -17,7 +17,7 @@ from rollout_hooks.admission import PlannerCalls
 
 
 @torch.no_grad()
-def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float]:
+def measure_skew(session: Session, rollout: SampledWindow) -> tuple[float, float]:
     """Mean rank max/mean of the same tokens with the routers' skew taken off, and with it."""
     routers = [layer.router for layer in session.trainer.layout.layers.values()]
     identity = Placement.identity(
@@ -33,7 +33,7 @@ def measure_skew(session: Session, rollout: SealedRollout) -> tuple[float, float
     return rank_max_over_mean(without, identity), with_skew
 
 
-def _routed_load(session: Session, rollout: SealedRollout) -> np.ndarray:
+def _routed_load(session: Session, rollout: SampledWindow) -> np.ndarray:
     """`[layer, expert]` tokens that the trainer's own routers choose for the window's tokens."""
     trainer = session.trainer
     plan = admit(session.config, trainer, rollout.window, "off", PlannerCalls()).plan

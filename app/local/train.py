@@ -19,7 +19,7 @@ from app.local.admit import Admitted, admit
 from app.local.equivalence import check_engines
 from app.local.grpo import advantages
 from app.local.metrics import window_metrics
-from app.local.rollout import SealedRollout, sample_window
+from app.local.rollout import SampledWindow, sample_window
 from app.local.self_calibration import RowTimes, SelfCalibration, measured_rows
 from app.local.session import open_session
 from app.local.steps import rollout_inputs
@@ -162,7 +162,7 @@ def _identity(admitted: Admitted) -> Placement:
 
 
 def _log_rank_load(
-    log: WandbLog, rollout: SealedRollout, admitted: Admitted, picture: Path
+    log: WandbLog, rollout: SampledWindow, admitted: Admitted, picture: Path
 ) -> None:
     """Draw the window's rank loads under identity and under its placement, and log the picture."""
     window = rollout.window

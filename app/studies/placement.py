@@ -21,7 +21,7 @@ _TOLERANCE = 1e-12
 
 
 @dataclass(slots=True)
-class Carried:
+class CarriedMapping:
     """One planner that carries its own mapping from window to window."""
 
     label: str
@@ -56,7 +56,7 @@ def hit_share(window: Window, mapping: Placement | EplbPlan, cv_target: float) -
     return float((coefficient_of_variation(by_rank) <= cv_target + _TOLERANCE).mean())
 
 
-def planners(recording: Recording, options: PlannerOptions) -> dict[str, Carried]:
+def planners(recording: Recording, options: PlannerOptions) -> dict[str, CarriedMapping]:
     """The planners of Table 5 by figure name; EPLB is plain Python, as its peer is."""
     topology = recording.topology
     identity = recording.identity()
@@ -77,13 +77,13 @@ def planners(recording: Recording, options: PlannerOptions) -> dict[str, Carried
         return plan
 
     found = {
-        "greedy": Carried("RoutePack incremental (greedy)", repair("greedy")),
-        "few_moves": Carried("RoutePack few moves", repair("few_moves")),
+        "greedy": CarriedMapping("RoutePack incremental (greedy)", repair("greedy")),
+        "few_moves": CarriedMapping("RoutePack few moves", repair("few_moves")),
     }
     for extra in REPLICAS:
         share = extra * topology.num_ep_ranks / recording.windows[0].num_experts
         label = "EPLB R0" if extra == 0 else f"EPLB R{extra} (+{100 * share:.1f}%)"
-        found[f"eplb_r{extra}"] = Carried(label, rebuild(extra))
+        found[f"eplb_r{extra}"] = CarriedMapping(label, rebuild(extra))
     return found
 
 

@@ -12,7 +12,7 @@ def faulty_schedule(window, topology, cost, placement, policy, options):
     if window.window_id == 0:
         raise RuntimeError("injected: the planner raises")
     if window.window_id == 1:
-        time.sleep(4.0)
+        time.sleep(12.0)
     result = schedule(window, topology, cost, placement, policy, options)
     if window.window_id == 2:
         cell = result.rows.cell.copy()

@@ -21,7 +21,7 @@ def test_three_planner_faults_are_three_fallbacks_and_training_goes_on(in_tmp):
     config = replace(
         config,
         train=replace(config.train, num_windows=4),
-        planner=replace(config.planner, deadline_seconds=2.0),
+        planner=replace(config.planner, deadline_seconds=8.0),
     )
     calls = PlannerCalls(schedule=faulty_schedule)
     figures = train(config, "full", in_tmp / "out", str(in_tmp / "t.json"), calls=calls)
