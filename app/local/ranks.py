@@ -30,10 +30,6 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 needs a minute to start ranks."""
 
 
-PRELOADED = ("app.local.cpu_megatron", "app.local.train", "app.local.paired_windows")
-"""What the server imports before it forks ranks."""
-
-
 class RankFailure(RuntimeError):
     """A rank ended early; every other rank has been stopped."""
 
@@ -85,7 +81,7 @@ def run_ranks(
 def _start_server() -> None:
     """Start the server that ranks are forked from, once; it ends with this process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["app.local.preload"])
     kept = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:

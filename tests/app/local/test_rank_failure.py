@@ -64,6 +64,21 @@ def wait_until_gone(processes, seconds: float) -> list[psutil.Process]:
     return alive
 
 
+def test_where_cuda_is_real_the_server_of_ranks_stays_up_and_a_rank_says_what_to_set():
+    code = (
+        "import torch; torch.cuda.is_available = lambda: True; import app.local.preload\n"
+        "try:\n    import app.local.cpu_megatron\nexcept RuntimeError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CUDA_VISIBLE_DEVICES=" in done.stdout
+
+
 def test_killing_a_rank_ends_the_job_clearly_and_without_orphans(tmp_path):
     job = start_training(tmp_path)
     ranks = training_ranks(job, tmp_path)
