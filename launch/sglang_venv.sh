@@ -13,6 +13,9 @@ venv="${SGLANG_VENV:-$root/.venv-sglang}"
 requirements="$root/requirements/sglang-cpu.txt"
 stamp="$venv/routepack-$(sha256sum "$requirements" | cut -c1-16)"
 if [ -f "$stamp" ]; then exit 0; fi
+exec 9>"$venv.lock"  # two test workers may ask at once: the second waits, and finds it made
+flock 9
+if [ -f "$stamp" ]; then exit 0; fi
 echo "setting up $venv (two to three minutes)" >&2
 "${PYTHON:-python3}" -m venv --clear "$venv"
 echo '*' > "$venv/.gitignore"

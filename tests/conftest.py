@@ -14,20 +14,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_SILENT", "true")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Heavy tests first; what shares servers or ranks stays with one of the workers."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Heavy tests first, so that no worker waits for a long one at the end."""
 
     def weight(item: pytest.Item) -> int:
         marks = {mark.name for mark in item.iter_markers()}
         return next((i for i, name in enumerate(("slime", "sglang", "ranks")) if name in marks), 3)
 
     items.sort(key=weight)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = {0: "slime", 1: "sglang", 2: str(item.path)}.get(weight(item))
-            if group is not None:
-                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@
 #   bash tests/run.sh           everything: real gloo ranks and servers too (about ten minutes)
 #   bash tests/run.sh --fast    no ranks, servers or browser (about a minute)
 #
-# Two workers share the work; `-n 0` runs it in one process.
+# Two workers share the work by files, so that tests which share ranks stay together; `-n 0` runs it
+# in one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/venv.sh
-options=(-n 2 --dist loadgroup --durations 20)
+options=(-n 2 --dist loadfile --durations 20)
 if [ "${1:-}" = --fast ]; then
   shift
   options+=(-m "not ranks and not sglang and not slime and not slow")
