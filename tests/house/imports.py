@@ -34,9 +34,11 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Full names that a file imports anywhere, lazily or not; ours as the module, not the name."""
-    found = set()
+    found: set[str] = set()
+    rooms = modules() - set(PACKAGES)
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -44,9 +46,9 @@ def imported(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: a relative import"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in modules() else node.module for name in names}
-        elif isinstance(node, ast.Constant) and node.value in modules() - set(PACKAGES):
+        elif isinstance(node, ast.Constant) and node.value in rooms:
             found.add(node.value)  # run_fresh("app.bench.start_worker") and its like
-    return found
+    return frozenset(found)
 
 
 def arrows() -> Iterator[tuple[str, str]]:
