@@ -40,6 +40,21 @@ def agree(
         )
 
 
+def agree_ready(
+    failure: str | None, what: str, device: torch.device, group: dist.ProcessGroup
+) -> None:
+    """Raise LayoutError on every rank if any rank could not prepare; failure is what it said."""
+    if _all_hold(repr(failure), device, group) and failure is None:
+        return
+    everyone: list = [None] * group.size()
+    dist.all_gather_object(everyone, failure, group=group)
+    said = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]
+    raise LayoutError(
+        f"{what} could not be prepared; nothing was moved and the old layout goes on. "
+        + "; ".join(said[:4])
+    )
+
+
 def _all_hold(text: str, device: torch.device, group: dist.ProcessGroup) -> bool:
     """Whether every rank holds the same text; one small collective, alike on every rank."""
     fingerprint = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)

@@ -2,66 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from planner.placement import Placement
-from train_hooks.expert_state import MATRICES, ExpertState
+from train_hooks.expert_state import ExpertState, StateKind
+from train_hooks.inventory import Slice
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
+Labels = tuple[tuple[int, int, str, str], ...]
+
+
+class Checksums(NamedTuple):
+    """sums: int64, one a label; labels: (layer number, logical expert, owned name, tensor)."""
+
+    sums: torch.Tensor
+    labels: Labels
+
+
 def checksums(
-    state: ExpertState, placement: Placement, layers: dict[int, int], keys: tuple[str, ...]
-) -> torch.Tensor:
-    """Return int64 `[layer, logical expert, matrix, tensor]`, alike on every rank.
+    state: ExpertState,
+    placement: Placement,
+    layers: dict[int, int],
+    kinds: Mapping[str, Sequence[StateKind]],
+) -> Checksums:
+    """Sum everything of every expert by logical id, alike on every rank.
 
-    layers: global number -> row of `placement`, the layers to sum. The tensors are the model
-    parameter, summed over its EDP replicas, and `keys`, joined over their shards. Each element
-    counts by its bits and its position, modulo 2^64, so that a shard can be summed where it lies.
+    layers: global number -> row of `placement`, the layers to sum. kinds: the optimizer's tensors
+    by owned name. An owned tensor is summed over its EDP replicas, optimizer state joined over its
+    shards. Each element counts by its bits and its position, modulo 2^64, so that a shard can be
+    summed where it lies.
     """
-    num_experts = placement.num_experts
-    per_rank = num_experts // placement.num_ep_ranks
-    device = next(iter(state.parameters.values()))[0][0].device
-    shape = (len(layers), num_experts, len(MATRICES), 1 + len(keys))
-    sums = torch.zeros(shape, dtype=torch.int64, device=device)
-    for index, (number, row) in enumerate(layers.items()):
-        for local_index, params in enumerate(state.parameters[number]):
-            slot = state.ep_rank * per_rank + local_index
-            expert = int(placement.expert_of_slot[row, slot])
-            for m, param in enumerate(params):
-                sums[index, expert, m, 0] += _bits(param.data.view(-1), 0)
-                for owner, low, high in state.owners(param):
-                    if owner != state.edp_rank:
-                        continue
-                    for k, key in enumerate(keys):
-                        offset, flat = state.optimizer_shard(param, key)
-                        part = _bits(flat[low - offset : high - offset], low)
-                        sums[index, expert, m, 1 + k] += part.to(device)
+    per_rank = placement.num_experts // placement.num_ep_ranks
+    labels = [
+        (number, expert, name, tensor)
+        for number in layers
+        for expert in range(placement.num_experts)
+        for name in state.inventory[number].names
+        for tensor in ("itself", *(kind.key for kind in kinds.get(name, ())))
+    ]
+    index = {label: place for place, label in enumerate(labels)}
+    device = state.layout.device
+    sums = torch.zeros(len(labels), dtype=torch.int64, device=device)
+    for number, row in layers.items():
+        layer = state.inventory[number]
+        for local_index, parts in enumerate(layer.experts):
+            expert = int(placement.expert_of_slot[row, state.ep_rank * per_rank + local_index])
+            for name, part in zip(layer.names, parts):
+                sums[index[number, expert, name, "itself"]] += _bits(part.live().view(-1), 0)
+                for key, low, values in shards_here(state, part, kinds.get(name, ())):
+                    sums[index[number, expert, name, key]] += _bits(values, low).to(device)
     dist.all_reduce(sums, group=state.group)
-    return sums
+    return Checksums(sums, tuple(labels))
 
 
-def describe_difference(
-    before: torch.Tensor, after: torch.Tensor, layers: dict[int, int], keys: tuple[str, ...]
-) -> str | None:
+def shards_here(
+    state: ExpertState, part: Slice, kinds: Sequence[StateKind]
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """(key, first element in `part`, values) of this rank's optimizer state of one expert's part.
+
+    Factors count as one element at the start of their shard.
+    """
+    ranges = [(low, high) for owner, low, high in state.owners(part) if owner == state.edp_rank]
+    held = state.shard(part.tensor) if ranges and kinds else None
+    for low, high in ranges:
+        for kind in kinds:
+            if kind.factor:
+                yield kind.key, low, held.factors[kind.key]
+            else:
+                start = part.start + low - held.start
+                yield kind.key, low, held.elements[kind.key][start : start + high - low]
+
+
+def describe_difference(before: Checksums, after: Checksums) -> str | None:
     """Name what differs between two checksums, or return None."""
-    wrong = np.argwhere((before != after).cpu().numpy())
+    wrong = np.flatnonzero((before.sums != after.sums).cpu().numpy())
     if not len(wrong):
         return None
-    numbers, names = list(layers), ("parameter", *keys)
-    index, expert, matrix, tensor = (int(i) for i in wrong[0])
+    number, expert, name, tensor = before.labels[wrong[0]]
     return (
-        f"{len(wrong)} tensors differ by logical id, the first in MoE layer {numbers[index]}, "
-        f"expert {expert}: {names[tensor]} of {MATRICES[matrix]}"
+        f"{len(wrong)} tensors differ by logical id, the first in MoE layer {number}, "
+        f"expert {expert}: {tensor} of {name}"
     )
 
 
 def _bits(values: torch.Tensor, first_position: int) -> torch.Tensor:
     if not values.numel():
         return torch.zeros((), dtype=torch.int64, device=values.device)
-    integer = {2: torch.int16, 4: torch.int32}[values.element_size()]
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+        values.element_size()
+    ]
     bits = values.contiguous().view(integer).to(torch.int64)
     positions = torch.arange(first_position, first_position + len(bits), device=values.device)
     return ((bits + 1) * (2 * positions + 1) * ODD).sum()

@@ -1,19 +1,20 @@
 """Commit a placement: move expert state between ranks, exactly, at a training-step boundary.
 
-Protocol (Section 3.2, Figure 6): agree on the plan, wait for pending parameter gathers, then send
-only what moves, receive whole chunks, write them into the existing slots. Parameter objects,
-shapes, gradient buffers and communicators stay as they are. From the first byte until the last
-write every forward is refused, so a commit that fails can not be trained on.
+Protocol (Section 3.2, Figure 6): agree on the plan, wait for pending parameter gathers, prepare
+all that carrying needs, agree that every rank is ready; then send only what moves and write it
+into the existing slots. Parameter objects, shapes, gradient buffers and communicators stay as they
+are. What fails before the first byte leaves the old layout training; from then until the last
+write every forward is refused, so a commit that is torn can not be trained on.
 
 A split commit moves the parameters at once and the optimizer's tensors later, at any time before
-`optimizer.step`, which refuses to run until they have arrived.
+`optimizer.step`, which refuses to run until they have arrived. Remainder bits of a main copy go
+with the parameter whose other half they are.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,10 +24,13 @@ import torch
 from planner.placement import Placement
 from train_hooks.agreement import agree
 from train_hooks.checksums import checksums, describe_difference
+from train_hooks.chunks import Chunk
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
-from train_hooks.pieces import Move, Piece, moves_between, optimizer_pieces, parameter_pieces
-from train_hooks.transport import NUM_LANES, Carried, Chunk, Staging, chunks_of
+from train_hooks.pieces import Half, Move, moves_between
+from train_hooks.prepare import Prepared, prepare
+from train_hooks.staging import Staging
+from train_hooks.transport import Traffic, carry
 
 Verify = Literal["off", "sample", "full"]
 SAMPLE_SHARE = 0.25
@@ -35,11 +39,13 @@ SAMPLE_SHARE = 0.25
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitOptions:
     """staging_mb: megabytes (2^20) of send and receive buffers. verify: checksums of no, a quarter
-    of the moved, or all layers before and after. split: optimizer state follows later."""
+    of the moved, or all layers before and after. split: optimizer state follows later.
+    restart_from: what an error names to restart from."""
 
     staging_mb: float = 256
     verify: Verify = "off"
     split: bool = False
+    restart_from: str = "the last checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +72,7 @@ class Committer:
         self.state = state
         self.options = options or CommitOptions()
         self.staging = Staging(int(self.options.staging_mb * 2**20), layout.device)
-        self._flat: dict[tuple[int, bool], tuple[int, dict[str | None, torch.Tensor]]] = {}
+        self.traffic = Traffic()
         self.before_next_move: Callable[[], None] | None = None
         self.away_from: Placement | None = None
         self._pending: _Pending | None = None
@@ -108,23 +114,57 @@ class Committer:
         if num_moved or moves_elsewhere:
             self.settle()
         state.wait_for_parameters()
+        split = self.options.split and num_moved > 0
+        half: Half = "parameters" if split else "whole"
+        prepared = prepare(state, self.staging, moves, half, window_id)
         proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))
-        layout.begin_change(f"the commit of window {window_id} did not finish")
-        bytes_sent = self._move_parameters(moves, window_id)
-        if self.options.split and num_moved:
+        self._execute(prepared, placement, window_id)
+        if split:
             self._pending = _Pending(moves, placement, window_id, proof)
         else:
-            bytes_sent += self._move_optimizer(moves, window_id)
-            proof.check(placement, window_id)
-        layout.finish_change(placement)
-        self.away_from = None
+            self._check(proof, placement, window_id)
+        self.away_from, self.traffic = None, prepared.traffic
         return CommitReport(
             num_moved=num_moved,
-            bytes_sent=bytes_sent,
+            bytes_sent=prepared.traffic.sent,
             seconds=time.perf_counter() - start,
             verify_seconds=proof.seconds,
             version=placement.version,
         )
+
+    def _execute(self, prepared: Prepared, placement: Placement, window_id: int) -> None:
+        """Carry what is prepared; a forward is refused until the last byte is where it belongs."""
+        self.layout.begin_change(
+            f"the commit of window {window_id} did not finish", self.options.restart_from
+        )
+        carry(prepared.carriers, self._failing(window_id))
+        for copy, live in prepared.refresh:
+            copy.copy_(live)
+        self.state.rebuild_derived()
+        self.layout.finish_change(placement)
+
+    def _failing(self, window_id: int) -> Callable[[Chunk, Exception], Exception]:
+        """Makes the error that names layers, experts and ranks of what the transport said."""
+
+        def failing(chunk: Chunk, error: Exception) -> LayoutError:
+            ranks = sorted({p.source for p in chunk.pieces} | {p.target for p in chunk.pieces})
+            experts = sorted({p.expert for p in chunk.pieces})
+            return LayoutError(
+                f"commit of window {window_id} failed in MoE layers {list(chunk.layers)}, experts "
+                f"{experts}, between ranks {ranks} of the expert group: {error}. Expert state may "
+                f"be incomplete; restart from {self.options.restart_from}"
+            )
+
+        return failing
+
+    def _check(self, proof: _Proof, placement: Placement, window_id: int) -> None:
+        difference = proof.difference(placement)
+        if difference is not None:
+            self.layout.begin_change(f"it is not exact: {difference}", self.options.restart_from)
+            raise LayoutError(
+                f"commit of window {window_id} is not exact: {difference}. Training must not go "
+                f"on; restart from {self.options.restart_from}"
+            )
 
     def move_to(self, placement: Placement, why: str) -> CommitReport:
         """Commit `placement` from wherever the layout is: no plan chains from this move.
@@ -162,69 +202,11 @@ class Committer:
         if self._pending is None:
             return 0
         held = self._pending
-        self.layout.begin_change(f"the split commit of window {held.window_id} did not finish")
-        sent = self._move_optimizer(held.moves, held.window_id)
-        held.proof.check(held.placement, held.window_id)
-        self.layout.finish_change(held.placement)
+        prepared = prepare(self.state, self.staging, held.moves, "optimizer", held.window_id)
+        self._execute(prepared, held.placement, held.window_id)
         self._pending = None
-        return sent
-
-    def _move_parameters(self, moves, window_id: int) -> int:
-        pieces = [(n, list(parameter_pieces(self.state, n, m))) for n, m in moves if m]
-        if not pieces:
-            return 0
-        return self._carry(pieces, pieces[0][1][0].source_param.dtype, window_id)
-
-    def _move_optimizer(self, moves, window_id: int) -> int:
-        if not any(m for _, m in moves):
-            return 0
-        keys = self.state.optimizer_keys()
-        pieces = [(n, list(optimizer_pieces(self.state, n, m, keys))) for n, m in moves if m]
-        return self._carry(pieces, torch.float32, window_id)
-
-    def _carry(
-        self, pieces: list[tuple[int, list[Piece]]], dtype: torch.dtype, window_id: int
-    ) -> int:
-        """Carry all pieces, packing each chunk while the one before is on its way."""
-        sent = 0
-        self._flat.clear()
-        on_the_way: tuple[Chunk, Carried] | None = None
-        chunks = chunks_of(pieces, self.staging.chunk_bytes, dtype.itemsize)
-        for number, chunk in enumerate(chunks):
-            with _named_failure(chunk, window_id):
-                carried = Carried(
-                    chunk, self._view, self.state.group, self.staging, dtype, number % NUM_LANES
-                )
-            sent += carried.bytes_sent
-            if on_the_way is not None:
-                with _named_failure(on_the_way[0], window_id):
-                    on_the_way[1].finish()
-            on_the_way = chunk, carried
-        if on_the_way is not None:
-            with _named_failure(on_the_way[0], window_id):
-                on_the_way[1].finish()
-        return sent
-
-    def _view(self, piece: Piece, is_source: bool) -> torch.Tensor:
-        param = piece.source_param if is_source else piece.target_param
-        start = piece.source_start if is_source else piece.target_start
-        offset, tensors = self._flat_tensors(param, piece.key is not None)
-        start -= offset
-        return tensors[piece.key][start : start + piece.num_elements]
-
-    def _flat_tensors(
-        self, param: torch.nn.Parameter, of_optimizer: bool
-    ) -> tuple[int, dict[str | None, torch.Tensor]]:
-        """(offset of the tensors in `param`, flat tensors by piece key), looked up once a move."""
-        held = self._flat.get((id(param), of_optimizer))
-        if held is None:
-            held = (
-                self.state.optimizer_shards(param)
-                if of_optimizer
-                else (0, {None: param.data.view(-1)})
-            )
-            self._flat[id(param), of_optimizer] = held
-        return held
+        self._check(held.proof, held.placement, held.window_id)
+        return prepared.traffic.sent
 
     def _checked_layers(self, moves, window_id: int) -> dict[int, int]:
         """Global number -> row of the layers whose checksums are compared."""
@@ -245,21 +227,6 @@ class Committer:
             )
 
 
-@contextmanager
-def _named_failure(chunk: Chunk, window_id: int) -> Iterator[None]:
-    """Say which layers, experts and ranks an error of the transport concerns."""
-    try:
-        yield
-    except Exception as error:
-        ranks = sorted({p.source for p in chunk.pieces} | {p.target for p in chunk.pieces})
-        experts = sorted({p.expert for p in chunk.pieces})
-        raise LayoutError(
-            f"commit of window {window_id} failed in MoE layers {list(chunk.layers)}, experts "
-            f"{experts}, between ranks {ranks} of the expert group: {error}. Expert state may be "
-            "incomplete; restart from the last checkpoint"
-        ) from error
-
-
 class _Proof:
     """Checksums before a move, compared with those after it."""
 
@@ -268,23 +235,18 @@ class _Proof:
         self.seconds = 0.0
         if layers:
             start = time.perf_counter()
-            self.keys = state.optimizer_keys()
-            self.before = checksums(state, placement, layers, self.keys)
+            self.kinds = state.kinds()
+            self.before = checksums(state, placement, layers, self.kinds)
             self.seconds += time.perf_counter() - start
 
-    def check(self, placement: Placement, window_id: int) -> None:
-        """Raise LayoutError if anything changed but its place."""
+    def difference(self, placement: Placement) -> str | None:
+        """What differs now by logical expert, or None."""
         if not self.layers:
-            return
+            return None
         start = time.perf_counter()
-        after = checksums(self.state, placement, self.layers, self.keys)
+        after = checksums(self.state, placement, self.layers, self.kinds)
         self.seconds += time.perf_counter() - start
-        difference = describe_difference(self.before, after, self.layers, self.keys)
-        if difference is not None:
-            raise LayoutError(
-                f"commit of window {window_id} is not exact: {difference}. Training must not go "
-                "on; restart from the last checkpoint"
-            )
+        return describe_difference(self.before, after)
 
 
 class _Pending(NamedTuple):

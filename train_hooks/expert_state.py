@@ -1,81 +1,71 @@
-"""Where the state of every local expert lives: parameters, fp32 main shards, Adam moments."""
+"""Where the state of every local expert lives: owned tensors, main copies, moments, host copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.transformer.moe.experts import TEGroupedMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import nn
 
+from train_hooks.inventory import Slice, take_inventory
 from train_hooks.layout import ExpertLayout, LayoutError
-from train_hooks.optimizer_state import MOMENTS, shard_offset, shard_tensors
+from train_hooks.optimizer_state import (
+    MAIN,
+    ShardState,
+    UnknownOptimizer,
+    foreseen_entries,
+    shard_state,
+    unforeseen,
+)
 
-MATRICES = ("linear_fc1", "linear_fc2")
 
+class StateKind(NamedTuple):
+    """One kind of optimizer state of an owned tensor, alike on every rank.
 
-def expert_parameters(layer: MoELayer) -> list[list[nn.Parameter]]:
-    """Return the parameters of each local expert, `[local expert][matrix]`.
-
-    Raises LayoutError for expert modules without the production names `linear_fc1.weight{i}`, for
-    parameters in 8-bit formats, whose scales would stay behind, and for experts of a layer of which
-    only some are frozen: freezing by name freezes slots, and experts change slots.
+    factor: one number a shard, not one an element. with_parameter: the other half of the model
+    parameter's bits (`store_param_remainders`): it moves when the parameter does.
     """
-    experts = layer.experts
-    if not isinstance(experts, TEGroupedMLP):
-        raise LayoutError(
-            f"{type(experts).__name__} is not supported: RoutePack moves TEGroupedMLP experts "
-            "(linear_fc1.weight0, ...); set --moe-grouped-gemm with Transformer Engine"
-        )
-    parameters = [
-        [getattr(getattr(experts, matrix), f"weight{index}") for matrix in MATRICES]
-        for index in range(experts.num_local_experts)
-    ]
-    _refuse_partly_frozen(parameters)
-    for param in parameters[0]:
-        if type(param) not in (nn.Parameter, torch.Tensor):
-            raise LayoutError(
-                f"expert parameters of class {type(param).__name__}, nominally {param.dtype}, keep "
-                "their values in a storage of their own, which would stay behind; keep parameters "
-                "in bf16 (no --fp8-param-gather; blockwise fp8 compute on bf16 parameters is fine)"
-            )
-        if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise LayoutError(
-                f"expert parameters of type {param.dtype} are not supported: their scales would "
-                "not move; keep parameters in bf16 (no --fp8-param-gather)"
-            )
-    return parameters
+
+    key: str
+    itemsize: int
+    factor: bool
+    with_parameter: bool
 
 
-def _refuse_partly_frozen(parameters: list[list[nn.Parameter]]) -> None:
-    for matrix, of_experts in zip(MATRICES, zip(*parameters)):
-        frozen = [index for index, param in enumerate(of_experts) if not param.requires_grad]
-        if 0 < len(frozen) < len(of_experts):
-            raise LayoutError(
-                f"{matrix}.weight{{i}} is frozen for local experts {frozen} and trained for the "
-                "others: a name freezes a slot, and experts change slots. Freeze all experts of a "
-                "layer or none, or use --routepack-policy reschedule"
-            )
+class HostCopies(Protocol):
+    """Copies of the parameters on the host, by tag (slime's TensorBackuper)."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag, in one order on all ranks."""
+
+    @property
+    def live_tag(self) -> str | None:
+        """The tag that equals the parameters of the model now, None if none does."""
+
+    def of(self, tag: str, param: torch.Tensor) -> torch.Tensor:
+        """The copy of `param` under `tag`, to be read or written in place."""
 
 
 class ExpertState:
     """Address book of expert state over the EP x EDP ranks of one pipeline stage.
 
-    Shapes are flat element ranges inside one expert matrix. Every rank computes every rank's
-    ranges locally, because the buffers of all EP ranks have the same layout. `optimizer` is None
-    for a model that is only evaluated; frozen experts have parameters and nothing else.
+    Every rank computes every rank's ranges locally, because the buffers of all EP ranks have the
+    same layout. `optimizer` is None for a model that is only evaluated; frozen experts have
+    parameters and nothing else. Raises LayoutError or UnknownOptimizer, naming the item, for
+    anything of an expert that could not be moved.
 
     Source: `param_index_map` and buckets of `_ParamAndGradBuffer`, shard sizes of
     `DistributedOptimizer` (megatron/core/optimizer/distrib_optimizer.py).
     """
 
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer, layout: ExpertLayout):
-        self.model_chunks = list(model_chunks)
-        self.parameters = {n: expert_parameters(layer) for n, layer in layout.layers.items()}
+        self.model_chunks, self.layout = list(model_chunks), layout
+        self.inventory = {n: take_inventory(layer) for n, layer in layout.layers.items()}
         if mpu.get_expert_tensor_parallel_world_size() != 1:
             raise LayoutError(
                 "expert tensor parallel size "
@@ -89,15 +79,17 @@ class ExpertState:
             for param, (start, _, bucket) in buffer.param_index_map.items()
         }
         self.optimizer = _expert_optimizer(self.model_chunks, optimizer)
-        self._all_keys: tuple[str, ...] | None = None
+        self.host_copies: HostCopies | None = None
         self.num_edp_ranks = mpu.get_expert_data_parallel_world_size()
-        self._owners = {
-            id(param): tuple(self._owned_ranges(param, start, bucket))
-            for param, (start, bucket) in self._address.items()
-            if self.optimizer is not None
-        }
         self.ep_rank = mpu.get_expert_model_parallel_rank()
         self.edp_rank = mpu.get_expert_data_parallel_rank()
+        self._owners: dict[tuple[int, int], tuple[tuple[int, int, int], ...]] = {}
+        self._kinds: dict[str, tuple[StateKind, ...]] | None = None
+        self._stepped = False
+        self._foreseen: frozenset[str] = frozenset()
+        if self.optimizer is not None:
+            self._foreseen = foreseen_entries(self.optimizer)
+            self.optimizer.optimizer.register_step_post_hook(self._remember_step)
         mine = (self.ep_rank, self.edp_rank)
         everyone: list = [None] * self.group.size()
         dist.all_gather_object(everyone, mine, group=self.group)
@@ -105,57 +97,177 @@ class ExpertState:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The existing group over EP x EDP of this stage (all of TP x CP x DP with ETP 1)."""
+        """The existing group over EP x EDP of this stage.
+
+        With EDP 1 it is the EP group, whose communicator every MoE layer uses anyway; else all of
+        TP x CP x DP (ETP is 1).
+        """
+        if mpu.get_expert_data_parallel_world_size() == 1:
+            return mpu.get_expert_model_parallel_group()
         return mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
 
     def wait_for_parameters(self) -> None:
-        """Finish parameter gathers that overlap_param_gather left pending."""
+        """Finish gathers of expert parameters that overlap_param_gather left pending.
+
+        A gather on its way is waited for; after a step whose gather waits for the next forward, it
+        is done now. Without forward pre-hooks (slime removes them after training, with a gather)
+        nothing is pending.
+        """
+        stepped, self._stepped = self._stepped, False
         for chunk in self.model_chunks:
             config = getattr(chunk, "ddp_config", None)
-            if config is not None and config.overlap_param_gather:
-                chunk.start_param_sync(force_sync=True)
+            if config is None or not config.overlap_param_gather:
+                continue
+            due = stepped and bool(chunk.remove_forward_pre_hook_handles)
+            for bucket_group in chunk.expert_parallel_bucket_groups:
+                if due or bucket_group.param_gather_handle is not None:
+                    bucket_group.start_param_sync(force_sync=True)
 
-    def owners(self, param: nn.Parameter) -> tuple[tuple[int, int, int], ...]:
-        """Return (EDP rank, start, stop) of each owner: its flat range in its optimizer shard."""
-        return self._owners.get(id(param), ())
+    def refuse_what_is_new(self) -> None:
+        """Raise for what appeared under the experts or in the optimizer since the job started."""
+        for number, layer in self.layout.layers.items():
+            known = self.inventory[number].seen
+            now = take_inventory(layer).seen
+            if now != known:
+                paths = sorted({entry[0] for entry in now ^ known})
+                raise LayoutError(
+                    f"experts of MoE layer {number} changed since RoutePack was switched on: "
+                    f"{', '.join(paths[:4])} appeared, went or became another tensor. Change "
+                    "experts before training starts, or run with --routepack-policy reschedule"
+                )
+        if self.optimizer is not None:
+            new = unforeseen(self.optimizer, self._foreseen)
+            if new is not None:
+                raise UnknownOptimizer(new)
 
-    def _owned_ranges(
-        self, param: nn.Parameter, param_start: int, bucket
-    ) -> Iterator[tuple[int, int, int]]:
+    def rebuild_derived(self) -> None:
+        """Have quantised copies of weights rebuilt by the next micro-batch."""
+        for layer in self.inventory.values():
+            for module in layer.quantising:
+                module.is_first_microbatch = True
+
+    def owners(self, part: Slice) -> tuple[tuple[int, int, int], ...]:
+        """(EDP rank, start, stop) of each owner of a shard of `part`, counted inside `part`."""
+        key = (id(part.tensor), part.start)
+        if key not in self._owners:
+            address = self._address.get(part.tensor)
+            known = self.optimizer is not None and address is not None
+            self._owners[key] = tuple(self._owned_ranges(part, *address)) if known else ()
+        return self._owners[key]
+
+    def _owned_ranges(self, part: Slice, param_start: int, bucket):
+        first = param_start + part.start
         shard = bucket.grad_data.numel() // self.num_edp_ranks
         for rank in range(self.num_edp_ranks):
-            low = max(param_start, bucket.offset + rank * shard)
-            high = min(param_start + param.numel(), bucket.offset + (rank + 1) * shard)
+            low = max(first, bucket.offset + rank * shard)
+            high = min(first + part.num_elements, bucket.offset + (rank + 1) * shard)
             if low < high:
-                yield rank, low - param_start, high - param_start
+                yield rank, low - first, high - first
 
-    def optimizer_keys(self) -> tuple[str, ...]:
-        """Names of the optimizer tensors that exist on any rank; collective over `group`.
+    def shard(self, tensor: torch.Tensor) -> ShardState | None:
+        """This rank's optimizer state of an owned tensor; None if it has none."""
+        if self.optimizer is None or tensor not in self._address:
+            return None
+        return shard_state(self.optimizer, tensor)
 
-        A rank without a local shard cannot see them, yet must enumerate the same pieces. They are
-        all there from the first step on, and then not asked for again.
+    def kinds(self) -> dict[str, tuple[StateKind, ...]]:
+        """Optimizer state by name of what experts own; collective over `group`.
+
+        A rank without a local shard cannot see it, yet must enumerate the same pieces. Once all
+        that the optimizer's class keeps is there, it is not asked for again. Raises LayoutError
+        where only some experts have state, and where factors of whole shards meet experts that
+        shards cut.
         """
-        if self._all_keys is not None:
-            return self._all_keys
-        mine: set[str] = set()
-        if self.optimizer is not None:
-            for param in self._address:
-                mine |= shard_tensors(self.optimizer, param).keys()
+        if self._kinds is not None:
+            return self._kinds
+        try:
+            mine, failure = self._kinds_here(), None
+        except Exception as error:  # said on every rank: the others wait in the next line
+            mine, failure = ({}, False), f"{type(error).__name__}: {error}"
         everyone: list = [None] * self.group.size()
-        dist.all_gather_object(everyone, sorted(mine), group=self.group)
-        keys = tuple(sorted(set().union(*everyone)))
-        if set(MOMENTS) <= set(keys):
-            self._all_keys = keys
-        return keys
+        dist.all_gather_object(everyone, (*mine, failure), group=self.group)
+        said = [f"rank {r}: {text}" for r, (_, _, text) in enumerate(everyone) if text]
+        if said:
+            raise LayoutError(f"nothing was moved; {'; '.join(said[:4])}")
+        found: dict[str, set[frozenset[StateKind]]] = {}
+        for theirs, _, _ in everyone:
+            for name, kinds in theirs.items():
+                found.setdefault(name, set()).update(kinds)
+        for name, kinds in found.items():
+            if len(kinds) != 1:
+                keys = sorted({tuple(sorted(k.key for k in some)) for some in kinds})
+                raise LayoutError(
+                    f"the optimizer holds different state for {name} of different experts: {keys}. "
+                    "Load its state whole or not at all; nothing was moved"
+                )
+        result = {name: tuple(sorted(next(iter(kinds)))) for name, kinds in found.items()}
+        self._refuse_cut_factors(result)
+        if all(done for _, done, _ in everyone):
+            self._kinds = result
+        return result
 
-    def optimizer_shard(self, param: nn.Parameter, key: str) -> tuple[int, torch.Tensor]:
-        """Return (offset in `param`, flat tensor to read or write in place) of this rank."""
-        offset, tensors = self.optimizer_shards(param)
-        return offset, tensors[key]
+    def _kinds_here(self) -> tuple[dict[str, set[frozenset[StateKind]]], bool]:
+        """The kinds of state on this rank, and whether that is all its class will keep."""
+        mine: dict[str, set[frozenset[StateKind]]] = {}
+        complete = True
+        for layer in self.inventory.values():
+            for slices in layer.experts:
+                for name, part in zip(layer.names, slices):
+                    held = self.shard(part.tensor)
+                    if held is not None:
+                        mine.setdefault(name, set()).add(_kinds_of(held))
+                        complete &= self._all_there(held)
+        return mine, complete
 
-    def optimizer_shards(self, param: nn.Parameter) -> tuple[int, dict[str, torch.Tensor]]:
-        """Return (offset in `param`, every flat tensor of this rank's shard by name)."""
-        return shard_offset(self.optimizer, param), shard_tensors(self.optimizer, param)
+    def _all_there(self, held: ShardState) -> bool:
+        names = {*held.elements} | ({"step"} if held.counter is not None else set())
+        return self._foreseen - {"master_param", "step"} <= names
+
+    def unequal_counters(self) -> str | None:
+        """Name different step counters of experts on this rank, or None: counters stay."""
+        if self.optimizer is None:
+            return None
+        counters = {
+            float(held.counter)
+            for layer in self.inventory.values()
+            for param in layer.parameters()
+            if (held := self.shard(param)) is not None and held.counter is not None
+        }
+        if len(counters) < 2:
+            return None
+        return (
+            f"experts on this rank have taken different numbers of optimizer steps "
+            f"{sorted(counters)[:4]}; their counters stay behind in a move. Load the optimizer's "
+            "state whole, or run with --routepack-policy reschedule"
+        )
+
+    def _refuse_cut_factors(self, kinds: dict[str, tuple[StateKind, ...]]) -> None:
+        """A factor of a shard moves only with the whole shard: all experts must be cut alike."""
+        for layer in self.inventory.values():
+            for index, name in enumerate(layer.names):
+                if not any(kind.factor for kind in kinds.get(name, ())):
+                    continue
+                parts = [slices[index] for slices in layer.experts]
+                cuts = {self.owners(part) for part in parts}
+                if len(cuts) > 1 or parts[0].num_elements != parts[0].tensor.numel():
+                    raise LayoutError(
+                        f"the optimizer keeps {name} with one factor a shard (fp16 or fp8 state), "
+                        "and shards of the expert data parallel ranks cut experts differently: "
+                        "parts of two factors would meet. Set --exp-avg-dtype and "
+                        "--exp-avg-sq-dtype to bf16 or fp32, or use expert data parallel size 1"
+                    )
+
+    def _remember_step(self, optimizer, args, kwargs) -> None:
+        self._stepped = True
+
+
+def _kinds_of(held: ShardState) -> frozenset[StateKind]:
+    elements = {
+        StateKind(key, tensor.element_size(), False, key == MAIN and tensor.dtype == torch.int16)
+        for key, tensor in held.elements.items()
+    }
+    factors = {StateKind(key, t.element_size(), True, False) for key, t in held.factors.items()}
+    return frozenset(elements | factors)
 
 
 def _expert_optimizer(model_chunks: Sequence[nn.Module], optimizer) -> DistributedOptimizer | None:

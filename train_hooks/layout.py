@@ -80,9 +80,13 @@ class ExpertLayout:
             "the topology of the running job"
         )
 
-    def begin_change(self, reason: str) -> None:
-        """Refuse every forward until `finish_change`: state is about to move."""
-        self._seal_all(reason)
+    def begin_change(self, reason: str, restart_from: str = "the last checkpoint") -> None:
+        """Refuse every forward until `finish_change`: state is about to move.
+
+        A forward then says `reason` and what to restart from, whatever stopped the change: an
+        error, an interrupt, or a kill of one rank that the others survive.
+        """
+        self._seal_all(f"{reason}. Expert state may be incomplete; restart from {restart_from}")
 
     def finish_change(self, placement: Placement) -> None:
         """Take over `placement` after its state has arrived, and allow forwards again."""

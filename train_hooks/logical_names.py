@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from torch import nn
 
-from train_hooks.expert_state import MATRICES, ExpertState
+from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout
 
 
@@ -19,30 +19,40 @@ def gather_experts(
     state: ExpertState,
     value: Callable[[nn.Parameter], torch.Tensor | None] = lambda param: param.data,
 ) -> Iterator[tuple[int, str, torch.Tensor]]:
-    """Yield (layer number, matrix name, tensor `[logical expert, out, in]`) on every rank.
+    """Yield (layer number, owned name, tensor `[logical expert, ...]`) on every rank.
 
+    Every parameter that experts own, such as `linear_fc1.weight`, `[logical expert, out, in]`.
     `value` picks what to gather of each parameter, such as itself or its `main_grad`.
     Collective over the EP group. Readers never see a slot number (cases.md, case 1).
     """
     group = mpu.get_expert_model_parallel_group()
-    for number, experts in state.parameters.items():
+    for number, layer in state.inventory.items():
         order = torch.as_tensor(layout.expert_of_slot(number))
-        for index, matrix in enumerate(MATRICES):
-            local = torch.stack([value(params[index]) for params in experts])
+        for index, name in enumerate(layer.names):
+            parts = [slices[index] for slices in layer.experts]
+            if not isinstance(parts[0].tensor, nn.Parameter):
+                continue
+            local = torch.stack([part.of(value(part.tensor)) for part in parts])
             gathered = [torch.empty_like(local) for _ in range(group.size())]
             dist.all_gather(gathered, local, group=group)
             by_slot = torch.cat(gathered)
             by_expert = torch.empty_like(by_slot)
             by_expert[order] = by_slot
-            yield number, matrix, by_expert
+            yield number, name, by_expert
 
 
 @torch.no_grad()
 def scatter_experts(
-    layout: ExpertLayout, state: ExpertState, layer_number: int, matrix: str, source: torch.Tensor
+    layout: ExpertLayout, state: ExpertState, layer_number: int, name: str, source: torch.Tensor
 ) -> None:
-    """Write `source` `[logical expert, out, in]` into this rank's slots of one matrix."""
-    index = MATRICES.index(matrix)
-    for local_index, params in enumerate(state.parameters[layer_number]):
+    """Write `source` `[logical expert, ...]` into this rank's slots of what experts own as `name`.
+
+    Raises KeyError for a name that no expert of the layer owns.
+    """
+    layer = state.inventory[layer_number]
+    if name not in layer.names:
+        raise KeyError(f"experts of layer {layer_number} own {layer.names}, not {name}")
+    index = layer.names.index(name)
+    for local_index, slices in enumerate(layer.experts):
         expert = layout.logical_expert(layer_number, state.ep_rank, local_index)
-        params[index].data.copy_(source[expert])
+        slices[index].live().copy_(source[expert])

@@ -1,66 +1,183 @@
-"""The optimizer's tensors of one parameter shard: fp32 main copy and Adam moments, in place.
+"""The optimizer's tensors of one parameter shard: main copy, moments, factors; all in place.
 
-Three optimizers are known, each by the class that holds its tensors:
-- DistributedOptimizer over a torch or fused Adam: main shards beside or as views of the parameters;
-- DistributedOptimizer over HybridDeviceOptimizer with the precision-aware optimizer (slime's launch
-  scripts): main copies and moments on the host, present before their first step;
+Known by the class that holds them:
+- DistributedOptimizer over a torch or fused Adam: fp32 main shards beside or as views of the
+  parameters;
+- the precision-aware optimizer (Transformer Engine's FusedAdam): 16 remainder bits of an fp32 main
+  copy whose other half is the bf16 parameter, or a main copy of another type; moments in fp32,
+  bf16, fp16 or fp8, the last two with a factor a tensor;
+- HybridDeviceOptimizer (slime's launch scripts): main copies and moments on the host;
 - an optimizer without moments, such as slime's StatelessAdam.
+
+What an optimizer will hold is tried on a one-element copy of its class, never on live state.
 """
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import nn
 
+from train_hooks import may_stay
+
 MAIN = "param"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+COUNTER = "step"
+_INSTEAD = "use Megatron's Adam, or run with --routepack-policy reschedule, which moves no experts"
 
 
 class UnknownOptimizer(RuntimeError):
     """The optimizer keeps expert state in a way that RoutePack does not know."""
 
 
-def shard_tensors(optimizer: DistributedOptimizer, param: nn.Parameter) -> dict[str, torch.Tensor]:
-    """Return this rank's flat tensors of `param`, to be read or written in place.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardState:
+    """This rank's state of one parameter.
 
-    Keys are `param` (the fp32 main copy, left out where it is a view of the model parameter) and
-    `exp_avg`, `exp_avg_sq` (left out before the first step). Empty without a local shard.
-    Raises UnknownOptimizer for state that is not float32 or that would be read as a copy.
+    start: where the shard begins in the flat parameter. elements: flat tensors with one element a
+    parameter element; `param` is the main copy, left out where it is a view of the parameter.
+    factors: one-element tensors that belong to a whole shard. counter: the optimizer's `step` of
+    this parameter, None if it keeps none.
+    """
+
+    start: int
+    elements: dict[str, torch.Tensor]
+    factors: dict[str, torch.Tensor]
+    counter: Any = None
+
+
+def shard_state(optimizer: DistributedOptimizer, param: nn.Parameter) -> ShardState | None:
+    """This rank's state of `param`, to be read or written in place; None without a local shard.
+
+    Raises UnknownOptimizer for entries that are neither one element a parameter element, nor a
+    factor or counter that is known.
     """
     if param not in optimizer.model_param_gbuf_map:
-        return {}
+        return None
     inner = optimizer.optimizer
     group_index, order = optimizer.model_param_group_index_map[param]
     shard = inner.param_groups[group_index]["params"][order]
-    state = inner.state.get(shard) or {}
-    tensors = {name: state[name] for name in MOMENTS if name in state}
-    precise = _main_copy(inner, shard, state)
+    entries = dict(inner.state.get(shard) or {})
+    precise = _main_copy(inner, shard, entries)
+    counter = entries.pop(COUNTER, None)
     if not _is_view_of(precise, param):
-        tensors[MAIN] = precise
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
-            raise UnknownOptimizer(
-                f"{type(inner).__name__} keeps {name} of an expert as {tensor.dtype}: only float32 "
-                "state can be moved exactly; set --main-params-dtype, --exp-avg-dtype and "
-                "--exp-avg-sq-dtype to fp32"
+        entries[MAIN] = precise
+    entries.pop("master_param", None)
+    _refuse_unknown_maps(inner, shard)
+    elements: dict[str, torch.Tensor] = {}
+    factors: dict[str, torch.Tensor] = {}
+    for name, value in entries.items():
+        for part, tensor in _plain_parts(name, value):
+            if part == name and tensor.numel() == shard.numel() and tensor.is_contiguous():
+                elements[part] = tensor.detach().view(-1)
+            elif part != name and tensor.numel() == 1:
+                factors[part] = tensor.detach().view(-1)
+            else:
+                raise UnknownOptimizer(
+                    f"{type(inner).__name__} keeps {part} of shape {tuple(tensor.shape)} for an "
+                    f"expert's shard of {shard.numel()} elements, which RoutePack would leave "
+                    f"behind; {_INSTEAD}"
+                )
+    for name, factor in getattr(inner, "_scales", {}).get(shard, {}).items():
+        factors[f"{MAIN if name == 'master_param' else name} factor"] = factor.detach().view(-1)
+    start = optimizer._get_model_param_range_map(param)["param"].start
+    return ShardState(start=start, elements=elements, factors=factors, counter=counter)
+
+
+def foreseen_entries(optimizer: DistributedOptimizer) -> frozenset[str]:
+    """Names that the optimizer will hold for every parameter from its first step on.
+
+    Found on a one-element copy of the same class and settings. Raises UnknownOptimizer for a class
+    that cannot be copied so.
+    """
+    inner = optimizer.optimizer
+    parts = getattr(inner, "sub_optimizers", None)
+    names: set[str] = set()
+    for part in {type(p): p for p in (parts or [inner])}.values():
+        names |= _tried_on_one_element(part)
+    if getattr(inner, "param_update_in_fp32", False):
+        names.add("master_param")
+    return frozenset(names)
+
+
+def _tried_on_one_element(inner: torch.optim.Optimizer) -> set[str]:
+    sample = inner.param_groups[0]["params"][0]
+    one = nn.Parameter(torch.zeros(1, dtype=sample.dtype, device=sample.device))
+    settings = {}
+    for name in list(inspect.signature(type(inner).__init__).parameters)[2:]:
+        if name in inner.defaults:
+            settings[name] = inner.defaults[name]
+        elif hasattr(inner, name):
+            settings[name] = getattr(inner, name)
+    try:
+        copy = type(inner)([one], **settings)
+        one.grad = torch.zeros_like(one)
+        if getattr(inner, "use_decoupled_grad", False):
+            one.decoupled_grad, one.grad = one.grad, None
+        copy.step()
+    except Exception as error:
+        raise UnknownOptimizer(
+            f"{type(inner).__module__}.{type(inner).__qualname__} cannot be tried on a one-element "
+            f"copy ({type(error).__name__}: {error}), so what it holds is not known; {_INSTEAD}"
+        ) from error
+    return set(copy.state.get(one) or {})
+
+
+def unforeseen(optimizer: DistributedOptimizer, foreseen: frozenset[str]) -> str | None:
+    """Name what the optimizer holds beyond `foreseen`, or None."""
+    inner = optimizer.optimizer
+    for entries in inner.state.values():
+        new = set(entries) - foreseen - {"master_param"}
+        if new:
+            return (
+                f"{type(inner).__name__} now keeps {sorted(new)} of an expert, which its class did "
+                f"not when RoutePack was switched on (it kept {sorted(foreseen)}); {_INSTEAD}"
             )
-    return {name: tensor.detach().view(-1) for name, tensor in tensors.items()}
+    return None
 
 
-def shard_offset(optimizer: DistributedOptimizer, param: nn.Parameter) -> int:
-    """Where this rank's shard starts inside the flat `param`."""
-    return optimizer._get_model_param_range_map(param)["param"].start
+def _plain_parts(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors of one entry: itself, or a quantised tensor's data and factors."""
+    if not isinstance(value, torch.Tensor):
+        raise UnknownOptimizer(
+            f"an expert's optimizer state {name} is a {type(value).__name__}, not a tensor; "
+            f"{_INSTEAD}"
+        )
+    data = getattr(value, "_data", None)
+    if data is None:
+        yield name, value
+        return
+    yield name, data
+    yield f"{name} inverse factor", value._scale_inv
+    quantizer = getattr(value, "_quantizer", None)
+    if quantizer is not None:
+        yield f"{name} quantizer factor", quantizer.scale
 
 
-def _main_copy(inner: torch.optim.Optimizer, shard: torch.Tensor, state: dict) -> torch.Tensor:
+def _refuse_unknown_maps(inner: torch.optim.Optimizer, shard: torch.Tensor) -> None:
+    """Refuse maps of the optimizer that hold a tensor of this shard and are not known."""
+    for name, mapping in vars(inner).items():
+        if name in may_stay.OPTIMIZER_ATTRIBUTES or not isinstance(mapping, dict):
+            continue
+        if shard in mapping and isinstance(mapping[shard], (torch.Tensor, dict, list)):
+            raise UnknownOptimizer(
+                f"{type(inner).__name__}.{name} holds something of an expert's parameter that "
+                f"RoutePack would leave behind; {_INSTEAD}"
+            )
+
+
+def _main_copy(inner: torch.optim.Optimizer, shard: torch.Tensor, entries: dict) -> torch.Tensor:
     """The tensor that the next step reads and writes.
 
     HybridDeviceOptimizer steps on a copy of its own, on the host or in fp32. After
     `load_state_dict` its state names another tensor of the same values `master_param` until the
     next step makes them one: here they are made one at once, since that name is what is saved.
     """
-    named = state.get("master_param")
+    named = entries.get("master_param")
     copies = getattr(inner, "param_to_inner_param", None)
     if copies is None:
         return shard if named is None else named
@@ -72,7 +189,7 @@ def _main_copy(inner: torch.optim.Optimizer, shard: torch.Tensor, state: dict) -
                 "the one it steps on and state['master_param']. Load the optimizer's state whole, "
                 "or not at all"
             )
-        state["master_param"] = stepped_on
+        inner.state[shard]["master_param"] = stepped_on
     return stepped_on
 
 

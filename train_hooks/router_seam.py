@@ -49,10 +49,7 @@ class RouterSeam:
 
     def _translate(self, router, args, output):
         if self.sealed_because is not None:
-            raise RuntimeError(
-                f"forward refused: {self.sealed_because}. Expert state may be incomplete; "
-                "restart from the last checkpoint"
-            )
+            raise RuntimeError(f"forward refused: {self.sealed_because}")
         probs, routing_map = output
         if self.expected_counts is not None:
             wrong = (routing_map.sum(dim=0) != self.expected_counts).sum()

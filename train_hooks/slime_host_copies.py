@@ -3,7 +3,7 @@
 `TensorBackuper` (slime/utils/tensor_backper.py) keeps CPU copies of the tags actor, ref, old_actor,
 rollout_actor and teacher by parameter name. Under slot names a move exchanges the values of equal
 names between ranks, in place: the copies stay as large as they were, and no tag is loaded into the
-model for it.
+model for it. They move inside the commit; the tag that equals the model is refreshed from it.
 """
 
 from __future__ import annotations
@@ -12,67 +12,49 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from planner.placement import Placement
 from train_hooks.expert_state import ExpertState
-from train_hooks.pieces import Piece, moves_between, parameter_pieces
-from train_hooks.transport import Carried, Staging, View, chunks_of
+
+
+class SlimeHostCopies:
+    """The tags of one TensorBackuper, read by parameter; an `expert_state.HostCopies`.
+
+    backups: tag -> name -> CPU tensor, as slime keeps them. live_tag: the tag that is loaded into
+    the model now; set it before each commit, None if no tag equals the model.
+    """
+
+    def __init__(
+        self, backups: Mapping[str, Mapping[str, torch.Tensor]], names: Mapping[int, str]
+    ):
+        self.backups, self.names = backups, names
+        self.live_tag: str | None = None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag that holds weights, in one order on all ranks."""
+        return tuple(sorted(tag for tag, copy in self.backups.items() if copy))
+
+    def of(self, tag: str, param: torch.Tensor) -> torch.Tensor:
+        """The copy of `param` under `tag`; raises KeyError naming what the tag lacks."""
+        name = self.names[id(param)]
+        if name not in self.backups[tag]:
+            raise KeyError(f"slime's host copy {tag!r} has no {name}")
+        return self.backups[tag][name]
 
 
 def names_of_experts(
     named: Sequence[tuple[str, torch.Tensor]], state: ExpertState
 ) -> dict[int, str]:
-    """Slot name by `id(parameter)` of every local expert matrix.
+    """Slot name by `id(parameter)` of every parameter that local experts own.
 
-    named: what slime's naming function yields under slot names. Raises ValueError when a matrix
+    named: what slime's naming function yields under slot names. Raises ValueError when a parameter
     has no name, which means that slime names experts in a way this version does not know.
     """
     name_of = {id(tensor): name for name, tensor in named}
-    wanted = [p for experts in state.parameters.values() for params in experts for p in params]
+    wanted = [p for layer in state.inventory.values() for p in layer.parameters()]
     nameless = [p for p in wanted if id(p) not in name_of]
     if nameless:
         raise ValueError(
-            f"{len(nameless)} of {len(wanted)} expert matrices have no name in slime's "
-            "_named_params_and_buffers_global; RoutePack moves weight{i} of TEGroupedMLP only"
+            f"{len(nameless)} of {len(wanted)} parameters of experts have no name in slime's "
+            "_named_params_and_buffers_global; RoutePack knows slime's names of TEGroupedMLP only"
         )
     return {id(p): name_of[id(p)] for p in wanted}
-
-
-@torch.no_grad()
-def move_host_copies(
-    copies: Mapping[str, Mapping[str, torch.Tensor]],
-    names: Mapping[int, str],
-    state: ExpertState,
-    layer_numbers: Sequence[int],
-    old: Placement,
-    new: Placement,
-    staging: Staging,
-) -> int:
-    """Exchange the moved experts of every tag; returns the bytes that left this rank.
-
-    copies: tag -> name -> CPU tensor. old, new: placements of this stage's layers, in the order of
-    `layer_numbers`. staging: buffers that the pieces go through, those of the commit. Collective
-    over `ExpertState.group`: every rank enters every chunk, in the same order of tags.
-    """
-    steps = zip(layer_numbers, old.expert_of_slot, new.expert_of_slot)
-    moves = [(number, moves_between(before, after)) for number, before, after in steps]
-    pieces = [(number, list(parameter_pieces(state, number, m))) for number, m in moves if m]
-    if not pieces:
-        return 0
-    dtype = pieces[0][1][0].source_param.dtype
-    sent = 0
-    for tag in sorted(copies):
-        view = _view_of(copies[tag], names)
-        for chunk in chunks_of(pieces, staging.chunk_bytes, dtype.itemsize):
-            carried = Carried(chunk, view, state.group, staging, dtype)
-            carried.finish()
-            sent += carried.bytes_sent
-    return sent
-
-
-def _view_of(copy: Mapping[str, torch.Tensor], names: Mapping[int, str]) -> View:
-    def view(piece: Piece, is_source: bool) -> torch.Tensor:
-        param = piece.source_param if is_source else piece.target_param
-        start = piece.source_start if is_source else piece.target_start
-        return copy[names[id(param)]].view(-1)[start : start + piece.num_elements]
-
-    return view

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from train_hooks.expert_state import MATRICES, ExpertState
+from train_hooks.checksums import shards_here
+from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout
 
 ExpertKey = tuple[int, int, str, str, int]
@@ -15,26 +16,20 @@ ExpertKey = tuple[int, int, str, str, int]
 def state_by_expert(layout: ExpertLayout, state: ExpertState) -> dict[ExpertKey, torch.Tensor]:
     """Gather a copy of all expert state of this stage on every rank.
 
-    Keys are (layer number, logical expert, matrix, tensor name, EDP replica); the replica is -1
-    for optimizer tensors, whose shards are joined over the EDP ranks. Meant for tests and for
-    `routepack verify`: it moves all expert state through every rank.
+    Keys are (layer number, logical expert, owned name, tensor name, EDP replica); the tensor is
+    `itself` or an optimizer key. The replica is -1 for optimizer tensors, whose shards are joined
+    over the EDP ranks. Meant for tests and for `routepack verify`: it moves all expert state
+    through every rank.
     """
-    mine, names = [], state.optimizer_keys()
-    for number, experts in state.parameters.items():
-        for local_index, params in enumerate(experts):
+    mine, kinds = [], state.kinds()
+    for number, layer in state.inventory.items():
+        for local_index, parts in enumerate(layer.experts):
             expert = layout.logical_expert(number, state.ep_rank, local_index)
-            for matrix, param in zip(MATRICES, params):
-                key = (number, expert, matrix)
-                mine.append(
-                    ((*key, "parameter", state.edp_rank), 0, param.data.reshape(-1).clone())
-                )
-                for owner, low, high in state.owners(param):
-                    if owner != state.edp_rank:
-                        continue
-                    for name in names:
-                        offset, flat = state.optimizer_shard(param, name)
-                        piece = flat[low - offset : high - offset].clone()
-                        mine.append(((*key, name, -1), low, piece))
+            for name, part in zip(layer.names, parts):
+                key = (number, expert, name)
+                mine.append(((*key, "itself", state.edp_rank), 0, part.live().reshape(-1).clone()))
+                for tensor, low, values in shards_here(state, part, kinds.get(name, ())):
+                    mine.append(((*key, tensor, -1), low, values.clone()))
     everyone: list = [None] * state.group.size()
     dist.all_gather_object(everyone, mine, group=state.group)
     parts: dict[ExpertKey, list[tuple[int, torch.Tensor]]] = {}

@@ -1,234 +1,258 @@
-"""Carry pieces between ranks: sent from where they lie, received whole, then written.
+"""Carry chunks between ranks: everything prepared first, then only sent, received and copied.
 
-A chunk is closed: with every range that it overwrites it also carries what was there, wherever
-that goes. So a chunk is received whole before any of it is written, staging stays bounded, and the
-next chunk can be on its way while one is written. Every rank enumerates the same chunks and posts
-its sends and receives in the same order, so that no rank waits for another that has nothing to do.
+Every other move of a cycle of slots is staged at its target (`Piece.staged`) and goes first; the
+others follow and arrive where they stay, since what was there has been sent. So half of the bytes
+of a swap are copied once and the other half not at all. Staged pieces are written when the chunk
+has crossed, while the next one is on its way. Every rank enumerates the same chunks and posts its
+transfers in the same order, so that no rank waits for another that has nothing to do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
+from train_hooks.chunks import Chunk
 from train_hooks.pieces import Piece
+from train_hooks.staging import NUM_LANES, Places, Staging
 
 View = Callable[[Piece, bool], torch.Tensor]
-"""(piece, is_source) -> the flat tensor range to read or to write in place on this rank."""
-
-NUM_LANES = 2
+"""(piece, is_source) -> the flat bytes to read or to write in place on this rank."""
 
 
-class Staging:
-    """Buffers of one rank, allocated once, at most `num_bytes` together.
+@dataclass(kw_only=True, slots=True)
+class Traffic:
+    """Bytes of one commit on this rank.
 
-    Two lanes of a receive buffer, so that one chunk is carried while another is written. Expert
-    state on the host of a CUDA job (optimizer offload) goes through pinned host buffers and a send
-    buffer on the device; `via_host` forces that, for tests.
+    sent: to other ranks. moved: received or moved within the rank. copied: by copies on this rank,
+    what staging costs. host: copied to or from host memory; host_needed: what crosses at least.
     """
 
-    def __init__(self, num_bytes: int, device: torch.device, *, via_host: bool = False):
-        if num_bytes < 1:
-            raise ValueError(f"staging of {num_bytes} bytes: expected at least 1 (staging_mb)")
-        self.chunk_bytes = max(1, num_bytes // (2 * NUM_LANES))
-        self.device = device
-        self.via_host = via_host
-        self._buffers: dict[tuple, torch.Tensor] = {}
-
-    def take(
-        self, name: str, lane: int, num_elements: int, dtype: torch.dtype, *, on_host: bool = False
-    ) -> torch.Tensor:
-        """Return `num_elements` of a lane's buffer `name` as `dtype`."""
-        wanted = num_elements * dtype.itemsize
-        held = self._buffers.get((name, lane, on_host))
-        if held is None or held.numel() < wanted:
-            size = max(wanted, min(self.chunk_bytes, 2 * wanted))
-            pinned = on_host and self.device.type == "cuda"
-            device = torch.device("cpu") if on_host else self.device
-            held = torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned)
-            self._buffers[name, lane, on_host] = held
-        return held[:wanted].view(dtype)
-
-    def needs_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a copy between `tensor` and the buffers goes through pinned host memory."""
-        return self.via_host or tensor.device != self.device
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the buffers on the device take now."""
-        return sum(b.numel() for (_, _, on_host), b in self._buffers.items() if not on_host)
+    sent: int = 0
+    moved: int = 0
+    copied: int = 0
+    host: int = 0
+    host_needed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """Closed pieces of one dtype, with the layers they belong to."""
+@dataclass(kw_only=True, slots=True)
+class Carrier:
+    """One chunk, ready to be carried: views, buffers and transfers all made.
 
-    pieces: tuple[Piece, ...]
-    layers: tuple[int, ...]
-
-
-def chunks_of(
-    pieces_of_layer: Sequence[tuple[int, Sequence[Piece]]], limit: int, itemsize: int
-) -> Iterator[Chunk]:
-    """Yield chunks in which no rank sends or receives more than `limit` bytes.
-
-    A closed unit is one range of one matrix of one layer, for all its moves; units are packed in
-    order and halved where a single one is too large. An element alone may exceed `limit`.
-    """
-    held: list[Piece] = []
-    layers: list[int] = []
-    load = _Load()
-    for number, pieces in pieces_of_layer:
-        for unit in _units(pieces):
-            for part in _halved(unit, limit, itemsize):
-                joined = _Load(part, load)
-                if held and joined.busiest * itemsize > limit:
-                    yield Chunk(pieces=tuple(held), layers=tuple(dict.fromkeys(layers)))
-                    held, layers, joined = [], [], _Load(part)
-                held += part
-                layers.append(number)
-                load = joined
-    if held:
-        yield Chunk(pieces=tuple(held), layers=tuple(dict.fromkeys(layers)))
-
-
-class Carried:
-    """One chunk on its way: sent by the constructor, written by `finish`.
-
-    Point to point inside `group`, which must have been used before (NCCL connects then).
-    `bytes_sent` are those that leave this rank.
+    Pairs are (target, source). pack fills the send buffer; first and second are the transfers of
+    the two phases; copy_first and copy_second are moves within this rank; write ends the chunk.
     """
 
-    @torch.no_grad()
-    def __init__(
-        self,
-        chunk: Chunk,
-        view: View,
-        group: dist.ProcessGroup,
-        staging: Staging,
-        dtype: torch.dtype,
-        lane: int = 0,
-    ):
-        me = group.rank()
-        mine = [piece for piece in chunk.pieces if me in (piece.source, piece.target)]
-        outgoing = [piece for piece in mine if piece.target != me]
-        incoming = [piece for piece in mine if piece.target == me]
-        self.staging, self.lane = staging, lane
-        self.targets = [view(piece, False) for piece in incoming]
-        self.received = staging.take("receive", lane, _num_elements(incoming), dtype)
-        parts = self.received.split([t.numel() for t in self.targets]) if incoming else ()
-        sources = self._on_device([view(piece, True) for piece in outgoing], dtype)
-        transfers = []
-        for piece, part in zip(incoming, parts):
-            if piece.source == me:
-                part.copy_(view(piece, True), non_blocking=True)
-            else:
-                transfers.append((dist.irecv, part, piece.source))
-        for piece, source in zip(outgoing, sources):
-            transfers.append((dist.isend, source, piece.target))
-        self.works = _post(transfers, group)
-        self.bytes_sent = _num_elements(outgoing) * dtype.itemsize
+    chunk: Chunk
+    device: torch.device
+    pack_host: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    pack: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    first: list[dist.P2POp] = field(default_factory=list)
+    second: list[dist.P2POp] = field(default_factory=list)
+    copy_first: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    copy_second: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    fetch_host: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    write: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    works: list = field(default_factory=list)
 
-    @torch.no_grad()
+    def start(self) -> None:
+        """Send and receive what is staged."""
+        _copy(self.pack_host)
+        _copy(self.pack)
+        self.works = dist.batch_isend_irecv(self.first) if self.first else []
+        _copy(self.copy_first)
+
+    def cross(self) -> None:
+        """When that has gone, send and receive what arrives where it stays."""
+        _wait(self.works)
+        _copy(self.copy_second)
+        self.works = dist.batch_isend_irecv(self.second) if self.second else []
+
     def finish(self) -> None:
-        """Wait until the chunk is here whole and its sources are free, and write it."""
-        for work in self.works:
-            work.wait()
-        received = self.received
-        if any(map(self.staging.needs_host, self.targets)):
-            received = self._host("receive", self.received)
-            received.copy_(self.received, non_blocking=True)
-            _synchronize(self.staging.device)
-        if self.targets:
-            parts = received.split([t.numel() for t in self.targets])
-            for target, part in zip(self.targets, parts):
-                target.copy_(part, non_blocking=True)
-        _synchronize(self.staging.device)
-
-    def _on_device(self, sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-        """`sources` where they lie, or, of host state, packed in the send buffer."""
-        if not any(map(self.staging.needs_host, sources)):
-            return sources
-        sizes = [source.numel() for source in sources]
-        send = self.staging.take("send", self.lane, sum(sizes), dtype)
-        host = self._host("send", send)
-        for part, source in zip(host.split(sizes), sources):
-            part.copy_(source, non_blocking=True)
-        _synchronize(self.staging.device)
-        send.copy_(host, non_blocking=True)
-        return list(send.split(sizes))
-
-    def _host(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self.staging.take(name, self.lane, like.numel(), like.dtype, on_host=True)
+        """When all is here, write what was staged."""
+        _wait(self.works)
+        if self.fetch_host:
+            _copy(self.fetch_host)
+            _synchronize(self.device)
+        _copy(self.write)
+        _synchronize(self.device)
 
 
-def _post(transfers: list[tuple[Callable, torch.Tensor, int]], group: dist.ProcessGroup) -> list:
-    """Start sends and receives (function, tensor, rank in group); the n-th of a pair has tag n."""
-    global_ranks = dist.get_process_group_ranks(group)
-    numbers: Counter[tuple] = Counter()
-    operations = []
-    for function, tensor, peer in transfers:
-        tag = numbers[function, peer]
-        numbers[function, peer] += 1
-        operations.append(dist.P2POp(function, tensor, global_ranks[peer], group, tag))
-    return dist.batch_isend_irecv(operations) if operations else []
+def carry(carriers: Sequence[Carrier], failing: Callable[[Chunk, Exception], Exception]) -> None:
+    """Carry all chunks, each on its way while the one before is written.
+
+    failing: makes the error to raise of a chunk and what the transport said.
+    """
+    chunk = None
+    try:
+        for number, carrier in enumerate(carriers):
+            chunk = carrier.chunk
+            if number == 0:
+                carrier.start()
+            carrier.cross()
+            if number + 1 < len(carriers):
+                carriers[number + 1].start()
+            carrier.finish()
+    except Exception as error:
+        raise failing(chunk, error) from error
 
 
-def _num_elements(pieces: Sequence[Piece]) -> int:
-    return sum(piece.num_elements for piece in pieces)
+class Preparation:
+    """Makes the carriers of one commit; nothing is sent or written here."""
+
+    def __init__(self, view: View, group: dist.ProcessGroup, staging: Staging):
+        self.view, self.group, self.staging = view, group, staging
+        self.me = group.rank()
+        self.global_ranks = dist.get_process_group_ranks(group)
+        self.tags: Counter[tuple] = Counter()
+        self.traffic = Traffic()
+        self._planned: list[_Planned] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Look up everything of one more chunk."""
+        self._planned.append(_Planned(chunk, self))
+
+    def carriers(self) -> list[Carrier]:
+        """Reserve the buffers of both lanes and make every transfer."""
+        for name in ("receive", "send", "host receive", "host send"):
+            for lane in range(NUM_LANES):
+                sizes = [p.places[name].num_bytes for p in self._planned[lane::NUM_LANES]]
+                if any(sizes):
+                    self.staging.reserve(name, lane, max(sizes))
+        return [
+            planned.carrier(self, number % NUM_LANES)
+            for number, planned in enumerate(self._planned)
+        ]
+
+    def transfer(self, function: Callable, tensor: torch.Tensor, peer: int) -> dist.P2POp:
+        """One send or receive; the n-th of a pair in a direction has tag n."""
+        tag = self.tags[function, peer]
+        self.tags[function, peer] += 1
+        return dist.P2POp(function, tensor, self.global_ranks[peer], self.group, tag)
+
+
+class _Planned:
+    """The pieces of one chunk that this rank sends or receives, with their places in buffers."""
+
+    def __init__(self, chunk: Chunk, preparation: Preparation):
+        self.chunk = chunk
+        me, view, staging = preparation.me, preparation.view, preparation.staging
+        self.places = {n: Places() for n in ("receive", "send", "host receive", "host send")}
+        self.pieces: list[tuple[Piece, torch.Tensor | None, torch.Tensor | None]] = []
+        traffic = preparation.traffic
+        for piece in chunk.pieces:
+            if me not in (piece.source, piece.target):
+                continue
+            source = view(piece, True) if piece.source == me else None
+            target = view(piece, False) if piece.target == me else None
+            self.pieces.append((piece, source, target))
+            size = piece.num_bytes
+            if piece.target == me:
+                traffic.moved += size
+            if piece.source == piece.target:
+                if piece.staged:
+                    name = "host receive" if staging.on_host(target) else "receive"
+                    self.places[name].add(size)
+                continue
+            if source is not None:
+                traffic.sent += size
+                if staging.on_host(source):
+                    traffic.host_needed += size
+                    self.places["send"].add(size)
+                    if not staging.pinned(source):
+                        self.places["host send"].add(size)
+            else:
+                if staging.on_host(target):
+                    traffic.host_needed += size
+                    self.places["receive"].add(size)
+                    if not staging.pinned(target):
+                        self.places["host receive"].add(size)
+                elif piece.staged:
+                    self.places["receive"].add(size)
+
+    def carrier(self, preparation: Preparation, lane: int) -> Carrier:
+        staging, traffic = preparation.staging, preparation.traffic
+        places = {
+            name: iter(p.parts(staging.reserve(name, lane, p.num_bytes))) if p.places else iter(())
+            for name, p in self.places.items()
+        }
+        made = Carrier(chunk=self.chunk, device=staging.device)
+        for piece, source, target in self.pieces:
+            if piece.source == piece.target:
+                self._within(made, piece, source, target, places, staging, traffic)
+            elif source is not None:
+                sent = self._packed(made, source, places, staging, traffic)
+                transfers = made.first if piece.staged else made.second
+                transfers.append(preparation.transfer(dist.isend, sent, piece.target))
+            else:
+                into = self._landing(made, piece, target, places, staging, traffic)
+                transfers = made.first if piece.staged else made.second
+                transfers.append(preparation.transfer(dist.irecv, into, piece.source))
+        return made
+
+    @staticmethod
+    def _within(made, piece, source, target, places, staging, traffic) -> None:
+        if not piece.staged:
+            made.copy_second.append((target, source))
+            traffic.copied += piece.num_bytes
+            return
+        name = "host receive" if staging.on_host(target) else "receive"
+        part = next(places[name])
+        made.copy_first.append((part, source))
+        made.write.append((target, part))
+        traffic.copied += 2 * piece.num_bytes
+
+    @staticmethod
+    def _packed(made, source, places, staging, traffic) -> torch.Tensor:
+        """Where a piece is sent from: where it lies, or the send buffer for state on the host."""
+        if not staging.on_host(source):
+            return source
+        part = next(places["send"])
+        if not staging.pinned(source):
+            bounce = next(places["host send"])
+            made.pack_host.append((bounce, source))
+            traffic.copied += source.numel()
+            traffic.host += source.numel()
+            source = bounce
+        made.pack.append((part, source))
+        traffic.copied += source.numel()
+        traffic.host += source.numel()
+        return part
+
+    @staticmethod
+    def _landing(made, piece, target, places, staging, traffic) -> torch.Tensor:
+        """Where a piece is received: where it stays, or staging."""
+        on_host = staging.on_host(target)
+        if not on_host and not piece.staged:
+            return target
+        part = next(places["receive"])
+        written = part
+        if on_host:
+            traffic.host += target.numel()
+            if not staging.pinned(target):
+                written = next(places["host receive"])
+                made.fetch_host.append((written, part))
+                traffic.copied += target.numel()
+                traffic.host += target.numel()
+        made.write.append((target, written))
+        traffic.copied += target.numel()
+        return part
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
+
+
+def _wait(works: Sequence) -> None:
+    for work in works:
+        work.wait()
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-class _Load:
-    """Elements that each rank sends and receives."""
-
-    def __init__(self, pieces: Sequence[Piece] = (), earlier: _Load | None = None):
-        self.sent = dict(earlier.sent) if earlier else {}
-        self.received = dict(earlier.received) if earlier else {}
-        for piece in pieces:
-            self.sent[piece.source] = self.sent.get(piece.source, 0) + piece.num_elements
-            self.received[piece.target] = self.received.get(piece.target, 0) + piece.num_elements
-
-    @property
-    def busiest(self) -> int:
-        """Elements of the rank that sends or receives most."""
-        return max([*self.sent.values(), *self.received.values()], default=0)
-
-
-def _units(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Group one layer's pieces by matrix and tensor: each group is a permutation of its own."""
-    groups: dict[tuple, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault((piece.matrix, piece.key), []).append(piece)
-    return list(groups.values())
-
-
-def _halved(unit: list[Piece], limit: int, itemsize: int) -> Iterator[list[Piece]]:
-    low = min(p.source_start for p in unit)
-    high = max(p.source_start + p.num_elements for p in unit)
-    if _Load(unit).busiest * itemsize <= limit or high - low <= 1:
-        yield unit
-        return
-    middle = (low + high) // 2
-    yield from _halved(_clipped(unit, low, middle), limit, itemsize)
-    yield from _halved(_clipped(unit, middle, high), limit, itemsize)
-
-
-def _clipped(unit: list[Piece], low: int, high: int) -> list[Piece]:
-    parts = []
-    for piece in unit:
-        start = max(low, piece.source_start)
-        stop = min(high, piece.source_start + piece.num_elements)
-        if start < stop:
-            parts.append(
-                piece._replace(source_start=start, target_start=start, num_elements=stop - start)
-            )
-    return parts

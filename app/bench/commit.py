@@ -164,8 +164,11 @@ def _expert_state_mb(trainer) -> float:
     import torch
     import torch.distributed as dist
 
-    matrices = [p for e in trainer.state.parameters.values() for ps in e for p in ps]
-    tensors = 1 + len(trainer.state.optimizer_keys())
-    total = torch.tensor(sum(4.0 * p.numel() for p in matrices) * tensors)
+    kinds = trainer.state.kinds()
+    total = torch.zeros((), dtype=torch.float64)
+    for layer in trainer.state.inventory.values():
+        for slices in layer.experts:
+            for name, part in zip(layer.names, slices):
+                total += 4.0 * part.num_elements * (1 + len(kinds.get(name, ())))
     dist.all_reduce(total)
     return total.item() / 2**20

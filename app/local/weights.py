@@ -35,7 +35,10 @@ GATE_AND_UP = {
     "mlp.linear_fc1.weight": "mlp.{}_proj.weight",
     "mlp.shared_experts.linear_fc1.weight": "mlp.shared_experts.{}_proj.weight",
 }
-EXPERTS = {"linear_fc1": "mlp.experts.gate_up_proj", "linear_fc2": "mlp.experts.down_proj"}
+EXPERTS = {
+    "linear_fc1.weight": "mlp.experts.gate_up_proj",
+    "linear_fc2.weight": "mlp.experts.down_proj",
+}
 LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 QKV_NAME = re.compile(r"self_attention\.linear_qkv\.(weight|bias)")
 EXPERT_NAME = re.compile(r"mlp\.experts\.linear_fc[12]\.weight\d+")
@@ -67,9 +70,9 @@ class WeightBridge:
                 )
             tensor.copy_(value)
         for number in self.layout.layer_numbers:
-            for matrix, hf_name in EXPERTS.items():
+            for name, hf_name in EXPERTS.items():
                 tensor = source[f"model.layers.{number}.{hf_name}"]
-                scatter_experts(self.layout, self.state, number, matrix, tensor)
+                scatter_experts(self.layout, self.state, number, name, tensor)
 
     @torch.no_grad()
     def export(
@@ -84,8 +87,8 @@ class WeightBridge:
             picked = value(tensor)
             if picked is not None:
                 exported.update(self._to_hf(name, picked))
-        for number, matrix, tensor in gather_experts(self.layout, self.state, value):
-            exported[f"model.layers.{number}.{EXPERTS[matrix]}"] = tensor
+        for number, owned, tensor in gather_experts(self.layout, self.state, value):
+            exported[f"model.layers.{number}.{EXPERTS[owned]}"] = tensor
         return {name: tensor.detach().clone() for name, tensor in exported.items()}
 
     def _dense_tensors(self) -> dict[str, torch.Tensor]:

@@ -122,7 +122,7 @@ def _num_routers_different(alone: MatrixTrainer, moved: MatrixTrainer) -> int:
 
 
 def _parameters_only(state: dict) -> dict:
-    return {key: tensor for key, tensor in state.items() if key[3] == "parameter"}
+    return {key: tensor for key, tensor in state.items() if key[3] == "itself"}
 
 
 def _sum_over_stages(num_tensors, num_wrong, num_later, num_bytes) -> list[float]:

@@ -24,7 +24,8 @@ from app.config.model import VOCAB_SIZE
 from app.local.model import build_megatron, megatron_config
 from app.matrix.layouts import StateLayout
 from train_hooks.commit import CommitOptions, Committer
-from train_hooks.expert_state import ExpertState, expert_parameters
+from train_hooks.expert_state import ExpertState
+from train_hooks.inventory import take_inventory
 from train_hooks.layout import ExpertLayout
 from train_hooks.micro_batch import MicroBatch, TrainingTrajectory, pack
 from train_hooks.moe_layers import moe_layers
@@ -81,9 +82,8 @@ class MatrixTrainer:
             chunks = [Float16Module(self.config, chunk) for chunk in chunks]
         if shape.frozen_experts:
             for layer in moe_layers(chunks).values():
-                for params in expert_parameters(layer):
-                    for param in params:
-                        param.requires_grad = False
+                for param in take_inventory(layer).parameters():
+                    param.requires_grad = False
         self.optimizer = None
         if shape.optimizer != "none":
             chunks = [self._ddp(chunk) for chunk in chunks]

@@ -15,7 +15,7 @@ LAYOUTS = {"EP 2": (2, 2), "EP 2 x EDP 2": (4, 2), "EP 4": (4, 4)}
 @pytest.mark.parametrize("world, ep", LAYOUTS.values(), ids=LAYOUTS)
 def test_random_moves_keep_every_tensor_by_logical_expert(world, ep):
     result = run_ranks(moves.moves_are_exact, tiny_config(world, ep))
-    assert result["keys"] == ["exp_avg", "exp_avg_sq", "parameter"]
+    assert result["keys"] == ["exp_avg", "exp_avg_sq", "itself"]
     assert result["tensors"] >= 3 * 16 * 2 * 3
     assert result["different"] == [0] * 5
     assert result["exports_equal"] == [True] * 5

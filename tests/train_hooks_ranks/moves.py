@@ -20,9 +20,10 @@ from app.local.rollout import sample_window
 from app.local.trainer import LocalTrainer, grpo_step_inputs
 from planner.placement import Placement
 from rollout_hooks.admission import PlannerCalls
-from train_hooks.slime_host_copies import move_host_copies
+from train_hooks import transport
+from train_hooks.slime_host_copies import SlimeHostCopies
+from train_hooks.staging import Staging
 from train_hooks.state_by_expert import num_different, state_by_expert
-from train_hooks.transport import Staging
 
 
 def trained(config):
@@ -62,7 +63,9 @@ def moves_are_exact(config) -> dict:
     targets = [random_placement(identity, seed) for seed in range(4)] + [identity]
     for number, target in enumerate(targets):
         if number == 1:  # as on CUDA with offloaded state: through host buffers, in many chunks
-            trainer.committer.staging = Staging(50_000, torch.device("cpu"), via_host=True)
+            trainer.committer.staging = Staging(
+                50_000, torch.device("cpu"), on_host=lambda tensor: True
+            )
         placement = replace(target, version=trainer.layout.version + 1)
         report = move(trainer, placement)
         after = state_by_expert(trainer.layout, trainer.state)
@@ -72,8 +75,8 @@ def moves_are_exact(config) -> dict:
         sent = torch.tensor(report.bytes_sent)
         dist.all_reduce(sent)
         result["bytes"].append(int(sent))
-    hosts = [b.numel() for (_, _, host), b in trainer.committer.staging._buffers.items() if host]
-    result["host_buffers"] = len(hosts)
+    buffers = trainer.committer.staging._buffers
+    result["host_buffers"] = sum(name.startswith("host") for name, _ in buffers)
     result["keys"] = sorted({key[3] for key in before})
     return result
 
@@ -82,8 +85,8 @@ def only_moved_bytes_travel(config) -> dict:
     """Swap two experts of different ranks and report the bytes against what they hold."""
     trainer, _, _ = trained(config)
     layer = trainer.layout.layer_numbers[0]
-    matrices = trainer.state.parameters[layer][0]
-    expert_bytes = sum(p.numel() * 4 for p in matrices)
+    owned = trainer.state.inventory[layer].experts[0]
+    expert_bytes = sum(part.num_elements * 4 for part in owned)
     swapped = trainer.layout.placement().expert_of_slot.copy()
     last = swapped.shape[1] - 1
     swapped[0, [0, last]] = swapped[0, [last, 0]]
@@ -133,10 +136,10 @@ def a_broken_commit_stops_training(config) -> dict:
     """Fail inside the transport: the next forward must be refused on every rank."""
     trainer, inputs, _ = trained(config)
 
-    def torn(piece, is_source):
+    def torn(works):
         raise RuntimeError("a torn cable")
 
-    trainer.committer._view = torn
+    transport._wait = torn
     commit_error = error_of(lambda: move(trainer, random_placement(trainer.layout.placement(), 1)))
     batch = inputs[0][0]
     router = next(iter(trainer.layout.layers.values())).router
@@ -198,10 +201,10 @@ def host_copies_follow(config) -> dict:
     layout, state, committer = trainer.layout, trainer.state, trainer.committer
     committer.staging = Staging(20_000, torch.device("cpu"))
     slots = {
-        (number, local, matrix): param
-        for number, experts in state.parameters.items()
-        for local, params in enumerate(experts)
-        for matrix, param in enumerate(params)
+        (number, local, name): part.tensor
+        for number, layer in state.inventory.items()
+        for local, parts in enumerate(layer.experts)
+        for name, part in zip(layer.names, parts)
     }
     names = {id(param): str(slot) for slot, param in slots.items()}
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -209,9 +212,9 @@ def host_copies_follow(config) -> dict:
         tag: {str(s): torch.randn(p.shape, generator=generator) for s, p in slots.items()}
         for tag in TAGS
     }
-    for number, local, matrix in slots:  # one tag holds what the model holds, as slime's actor does
-        param = slots[number, local, matrix]
-        copies["actor"][str((number, local, matrix))].copy_(param.data)
+    for slot, param in slots.items():  # one tag holds what the model holds, as slime's actor does
+        copies["actor"][str(slot)].copy_(param.data)
+    state.host_copies = SlimeHostCopies(copies, names)
 
     def by_expert() -> dict:
         mine = {
@@ -234,17 +237,14 @@ def host_copies_follow(config) -> dict:
 
     before, addresses, different, sent = by_expert(), places(), 0, 0
     for seed in range(20):
-        old = layout.placement()
-        committer.move_to(random_placement(old, seed), "test")
-        sent += move_host_copies(
-            copies, names, state, layout.layer_numbers, old, layout.placement(), committer.staging
-        )
+        state.host_copies.live_tag = "actor" if seed % 2 else None
+        sent += committer.move_to(random_placement(layout.placement(), seed), "test").bytes_sent
         different += num_different(before, by_expert())
     actor_follows = all(
         torch.equal(copies["actor"][str(slot)], param.data) for slot, param in slots.items()
     )
-    missed = layout.placement()
-    committer.move_to(random_placement(missed, 99), "copies left behind")
+    state.host_copies = None
+    committer.move_to(random_placement(layout.placement(), 99), "copies left behind")
     return {
         "tensors": len(before),
         "different": different,

@@ -1,0 +1,150 @@
+"""Prepare a commit: all that can fail, fails here, while the old layout still trains.
+
+Everything that executing needs is made first: moves, the inventory checked again, pieces, chunks,
+views, staging of both lanes, transfers, checksums before. Then all ranks agree that they are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from train_hooks.agreement import agree_ready
+from train_hooks.chunks import chunks_of
+from train_hooks.expert_state import ExpertState
+from train_hooks.layout import LayoutError
+from train_hooks.optimizer_state import ShardState
+from train_hooks.pieces import COPY, Half, Move, Piece, pieces_of_layer
+from train_hooks.staging import Staging
+from train_hooks.transport import Carrier, Preparation, Traffic
+
+LayerMoves = list[tuple[int, list[Move]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """One commit, or one half of a split one, ready to be carried.
+
+    refresh: (host copy, part of the model) of the experts that arrive on this rank, for the tag
+    that equals the model.
+    """
+
+    carriers: list[Carrier]
+    refresh: list[tuple[torch.Tensor, torch.Tensor]]
+    traffic: Traffic
+
+
+def prepare(
+    state: ExpertState, staging: Staging, moves: LayerMoves, half: Half, window_id: int
+) -> Prepared:
+    """Make everything that carrying `moves` needs; collective over `ExpertState.group`.
+
+    Raises LayoutError on every rank, with what a rank said, if any rank cannot: nothing has been
+    sent or written, and the layout goes on as it was.
+    """
+    prepared, failure = None, None
+    try:
+        state.refuse_what_is_new()
+        failure = state.unequal_counters()
+    except Exception as error:
+        failure = _said(error)
+    kinds = state.kinds() if any(m for _, m in moves) else {}
+    if failure is None:
+        try:
+            prepared = _prepared(state, staging, moves, half, kinds)
+        except Exception as error:
+            failure = _said(error)
+    agree_ready(failure, f"the commit of window {window_id}", state.layout.device, state.group)
+    if prepared is None:
+        raise LayoutError(f"the commit of window {window_id} was not prepared: {failure}")
+    return prepared
+
+
+def _prepared(state, staging, moves, half, kinds) -> Prepared:
+    copies = state.host_copies
+    travelling: Sequence[str] = ()
+    if copies is not None and half != "optimizer":
+        travelling = [tag for tag in copies.tags if tag != copies.live_tag]
+    units = (
+        (number, unit)
+        for number, of_layer in moves
+        if of_layer
+        for unit in pieces_of_layer(state, number, of_layer, kinds, half, travelling)
+    )
+    preparation = Preparation(Views(state), state.group, staging)
+    for chunk in chunks_of(units, staging.chunk_bytes):
+        preparation.add(chunk)
+    refresh = []
+    if copies is not None and copies.live_tag is not None and half != "optimizer":
+        refresh = list(_refreshed(state, moves, copies.live_tag))
+        num_bytes = sum(target.numel() * target.element_size() for target, _ in refresh)
+        preparation.traffic.host += num_bytes
+        preparation.traffic.host_needed += num_bytes
+    return Prepared(carriers=preparation.carriers(), refresh=refresh, traffic=preparation.traffic)
+
+
+def _refreshed(state: ExpertState, moves: LayerMoves, tag: str) -> Iterator[tuple]:
+    """(host copy, part of the model) of every expert that arrives on this rank."""
+    for number, of_layer in moves:
+        layer = state.inventory[number]
+        per_rank = len(layer.experts)
+        for move in of_layer:
+            if move.to_slot // per_rank != state.ep_rank:
+                continue
+            for part in layer.experts[move.to_slot % per_rank]:
+                if isinstance(part.tensor, torch.nn.Parameter):
+                    copy = state.host_copies.of(tag, part.tensor)
+                    yield part._replace(tensor=copy).live(), part.live()
+
+
+class Views:
+    """The bytes of a piece on this rank, looked up once a tensor."""
+
+    def __init__(self, state: ExpertState):
+        self.state = state
+        self._shards: dict[int, ShardState | None] = {}
+        self._bytes: dict[tuple[int, str | None], tuple[int, torch.Tensor]] = {}
+
+    def __call__(self, piece: Piece, is_source: bool) -> torch.Tensor:
+        part = piece.source_part if is_source else piece.target_part
+        key = (id(part.tensor), piece.key)
+        if key not in self._bytes:
+            self._bytes[key] = self._flat_bytes(part.tensor, piece)
+        offset, flat = self._bytes[key]
+        start = 0 if piece.factor else part.start + piece.start - offset
+        begin = start * piece.itemsize
+        return flat[begin : begin + piece.num_bytes]
+
+    def _flat_bytes(self, tensor: torch.Tensor, piece: Piece) -> tuple[int, torch.Tensor]:
+        """(first element, flat bytes) of the tensor that the piece's key names."""
+        if piece.key is None:
+            return 0, _bytes_of(tensor)
+        if piece.key.startswith(COPY):
+            copy = self.state.host_copies.of(piece.key.removeprefix(COPY), tensor)
+            if copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                raise LayoutError(
+                    f"the host copy {piece.key.removeprefix(COPY)!r} of {piece.name} is "
+                    f"{copy.dtype} {tuple(copy.shape)}, the model has {tensor.dtype} "
+                    f"{tuple(tensor.shape)}"
+                )
+            return 0, _bytes_of(copy)
+        if id(tensor) not in self._shards:
+            self._shards[id(tensor)] = self.state.shard(tensor)
+        held = self._shards[id(tensor)]
+        found = None if held is None else (held.factors if piece.factor else held.elements)
+        if not found or piece.key not in found:
+            raise LayoutError(
+                f"the optimizer has no {piece.key} for {piece.name} of expert {piece.expert}, and "
+                "has it for others: load its state whole, or not at all"
+            )
+        return held.start, _bytes_of(found[piece.key])
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
