@@ -28,7 +28,7 @@ from train_hooks.chunks import Chunk
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
 from train_hooks.pieces import Half, Move, moves_between
-from train_hooks.prepare import Prepared, prepare
+from train_hooks.prepare import Prepared, Views, prepare
 from train_hooks.staging import Staging
 from train_hooks.transport import Traffic, carry
 
@@ -72,6 +72,7 @@ class Committer:
         self.state = state
         self.options = options or CommitOptions()
         self.staging = Staging(int(self.options.staging_mb * 2**20), layout.device)
+        self.views = Views(state)
         self.traffic = Traffic()
         self.before_next_move: Callable[[], None] | None = None
         self.away_from: Placement | None = None
@@ -116,7 +117,7 @@ class Committer:
         state.wait_for_parameters()
         split = self.options.split and num_moved > 0
         half: Half = "parameters" if split else "whole"
-        prepared = prepare(state, self.staging, moves, half, window_id)
+        prepared = prepare(state, self.staging, self.views, moves, half, window_id)
         proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))
         self._execute(prepared, placement, window_id)
         if split:
@@ -202,7 +203,9 @@ class Committer:
         if self._pending is None:
             return 0
         held = self._pending
-        prepared = prepare(self.state, self.staging, held.moves, "optimizer", held.window_id)
+        prepared = prepare(
+            self.state, self.staging, self.views, held.moves, "optimizer", held.window_id
+        )
         self._execute(prepared, held.placement, held.window_id)
         self._pending = None
         self._check(held.proof, held.placement, held.window_id)

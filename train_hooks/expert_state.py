@@ -11,15 +11,16 @@ from megatron.core import parallel_state as mpu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import nn
 
-from train_hooks.inventory import Slice, take_inventory
+from train_hooks.inventory import Slice, fingerprint_of, take_inventory
 from train_hooks.layout import ExpertLayout, LayoutError
 from train_hooks.optimizer_state import (
     MAIN,
     ShardState,
     UnknownOptimizer,
     foreseen_entries,
+    identity_of,
     shard_state,
-    unforeseen,
+    what_is_new,
 )
 
 
@@ -85,6 +86,7 @@ class ExpertState:
         self.edp_rank = mpu.get_expert_data_parallel_rank()
         self._owners: dict[tuple[int, int], tuple[tuple[int, int, int], ...]] = {}
         self._kinds: dict[str, tuple[StateKind, ...]] | None = None
+        self._shards: dict[int, tuple[tuple | None, ShardState | None]] = {}
         self._stepped = False
         self._foreseen: frozenset[str] = frozenset()
         if self.optimizer is not None:
@@ -106,6 +108,10 @@ class ExpertState:
             return mpu.get_expert_model_parallel_group()
         return mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
 
+    def warm_group(self) -> None:
+        """Start the group's communicator with one small collective."""
+        dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self.group)
+
     def wait_for_parameters(self) -> None:
         """Finish gathers of expert parameters that overlap_param_gather left pending.
 
@@ -126,8 +132,10 @@ class ExpertState:
     def refuse_what_is_new(self) -> None:
         """Raise for what appeared under the experts or in the optimizer since the job started."""
         for number, layer in self.layout.layers.items():
+            if fingerprint_of(layer.experts) == self.inventory[number].fingerprint:
+                continue
             known = self.inventory[number].seen
-            now = take_inventory(layer).seen
+            now = take_inventory(layer).seen  # refuses what is unknown
             if now != known:
                 paths = sorted({entry[0] for entry in now ^ known})
                 raise LayoutError(
@@ -136,7 +144,7 @@ class ExpertState:
                     "experts before training starts, or run with --routepack-policy reschedule"
                 )
         if self.optimizer is not None:
-            new = unforeseen(self.optimizer, self._foreseen)
+            new = what_is_new(self.optimizer, self._foreseen)
             if new is not None:
                 raise UnknownOptimizer(new)
 
@@ -168,7 +176,12 @@ class ExpertState:
         """This rank's optimizer state of an owned tensor; None if it has none."""
         if self.optimizer is None or tensor not in self._address:
             return None
-        return shard_state(self.optimizer, tensor)
+        identity = identity_of(self.optimizer, tensor)
+        held = self._shards.get(id(tensor))
+        if held is None or held[0] != identity:
+            held = identity, shard_state(self.optimizer, tensor)
+            self._shards[id(tensor)] = held
+        return held[1]
 
     def kinds(self) -> dict[str, tuple[StateKind, ...]]:
         """Optimizer state by name of what experts own; collective over `group`.
@@ -222,24 +235,6 @@ class ExpertState:
     def _all_there(self, held: ShardState) -> bool:
         names = {*held.elements} | ({"step"} if held.counter is not None else set())
         return self._foreseen - {"master_param", "step"} <= names
-
-    def unequal_counters(self) -> str | None:
-        """Name different step counters of experts on this rank, or None: counters stay."""
-        if self.optimizer is None:
-            return None
-        counters = {
-            float(held.counter)
-            for layer in self.inventory.values()
-            for param in layer.parameters()
-            if (held := self.shard(param)) is not None and held.counter is not None
-        }
-        if len(counters) < 2:
-            return None
-        return (
-            f"experts on this rank have taken different numbers of optimizer steps "
-            f"{sorted(counters)[:4]}; their counters stay behind in a move. Load the optimizer's "
-            "state whole, or run with --routepack-policy reschedule"
-        )
 
     def _refuse_cut_factors(self, kinds: dict[str, tuple[StateKind, ...]]) -> None:
         """A factor of a shard moves only with the whole shard: all experts must be cut alike."""

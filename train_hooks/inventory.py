@@ -23,6 +23,7 @@ from train_hooks.layout import LayoutError
 
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
 _MODULE_INTERNALS = set(vars(nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _INSTEAD = "or run with --routepack-policy reschedule, which moves no experts"
 
 
@@ -54,14 +55,15 @@ class LayerInventory:
     """What the local experts of one layer own.
 
     names: of what every expert owns, such as `linear_fc1.weight`. experts: `[local expert][name]`.
-    quantising: modules that hold copies derived from weights. seen: everything the walk met, to
-    notice what appears later.
+    quantising: modules that hold copies derived from weights. seen: everything the walk met;
+    fingerprint: the same in short, to notice quickly what appears later.
     """
 
     names: tuple[str, ...]
     experts: tuple[tuple[Slice, ...], ...]
     quantising: tuple[nn.Module, ...]
     seen: frozenset[tuple]
+    fingerprint: tuple
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Every parameter that experts own, once."""
@@ -110,7 +112,29 @@ def take_inventory(layer: nn.Module) -> LayerInventory:
         experts=tuple(zip(*owned.values())) or ((),) * int(experts.num_local_experts),
         quantising=tuple(quantising),
         seen=frozenset(seen),
+        fingerprint=fingerprint_of(experts),
     )
+
+
+def fingerprint_of(experts: nn.Module) -> tuple:
+    """Names and identities of all that the walk reads, and which parameters are trained."""
+    found: list = []
+    for module in experts.modules():
+        found.append(id(module))
+        for tensors in (module._parameters, module._buffers):
+            found += tensors
+            found += map(id, tensors.values())
+        found += [p.requires_grad for p in module._parameters.values() if p is not None]
+        found += [len(getattr(module, kind)) for kind in _HOOKS]
+        found += [
+            (name, id(value))
+            for name, value in vars(module).items()
+            if isinstance(value, (torch.Tensor, dict, list, tuple))
+            and name not in _MODULE_INTERNALS
+            and any(True for _ in _found_in(value, 3))
+            and name not in may_stay.MODULE_ATTRIBUTES
+        ]
+    return tuple(found)
 
 
 def _by_expert(items: list[_Item], num_local: int) -> dict[str, list[Slice]]:
@@ -208,8 +232,8 @@ def _refuse_partly_frozen(stem: str, group: list[_Item]) -> None:
 
 
 def _refuse_unknown_hooks(path: str, module: nn.Module) -> None:
-    for kind in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"):
-        for hook in getattr(module, kind, {}).values():
+    for kind in _HOOKS:
+        for hook in getattr(module, kind).values():
             function = getattr(hook, "func", hook)  # of functools.partial
             name = f"{getattr(function, '__module__', '?')}."
             name += getattr(function, "__qualname__", type(function).__qualname__)

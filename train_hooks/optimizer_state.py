@@ -67,7 +67,6 @@ def shard_state(optimizer: DistributedOptimizer, param: nn.Parameter) -> ShardSt
     if not _is_view_of(precise, param):
         entries[MAIN] = precise
     entries.pop("master_param", None)
-    _refuse_unknown_maps(inner, shard)
     elements: dict[str, torch.Tensor] = {}
     factors: dict[str, torch.Tensor] = {}
     for name, value in entries.items():
@@ -86,6 +85,24 @@ def shard_state(optimizer: DistributedOptimizer, param: nn.Parameter) -> ShardSt
         factors[f"{MAIN if name == 'master_param' else name} factor"] = factor.detach().view(-1)
     start = optimizer._get_model_param_range_map(param)["param"].start
     return ShardState(start=start, elements=elements, factors=factors, counter=counter)
+
+
+def identity_of(optimizer: DistributedOptimizer, param: nn.Parameter) -> tuple | None:
+    """What `shard_state` was made of, by identity: as long as it is equal, so is the result.
+
+    Whoever compares must hold the tensors, so that no identity is used twice.
+    """
+    if param not in optimizer.model_param_gbuf_map:
+        return None
+    inner = optimizer.optimizer
+    group_index, order = optimizer.model_param_group_index_map[param]
+    shard = inner.param_groups[group_index]["params"][order]
+    copies = getattr(inner, "param_to_inner_param", None)
+    entries = inner.state.get(shard) or {}
+    stepped_on = None if copies is None else id(copies.get(shard))
+    factors = getattr(inner, "_scales", {}).get(shard, {})
+    return (id(shard), shard.data_ptr(), param.data_ptr(), stepped_on, *entries,
+            *map(id, entries.values()), *map(id, factors.values()))  # fmt: skip
 
 
 def foreseen_entries(optimizer: DistributedOptimizer) -> frozenset[str]:
@@ -127,15 +144,36 @@ def _tried_on_one_element(inner: torch.optim.Optimizer) -> set[str]:
     return set(copy.state.get(one) or {})
 
 
-def unforeseen(optimizer: DistributedOptimizer, foreseen: frozenset[str]) -> str | None:
-    """Name what the optimizer holds beyond `foreseen`, or None."""
+def what_is_new(optimizer: DistributedOptimizer, foreseen: frozenset[str]) -> str | None:
+    """Name what the optimizer holds beyond `foreseen`, or counters that differ; None if neither.
+
+    Counters stay in their slots, since they are equal: every step counts for every expert.
+    """
     inner = optimizer.optimizer
+    known = foreseen | {"master_param"}
+    counters: set[float] = set()
     for entries in inner.state.values():
-        new = set(entries) - foreseen - {"master_param"}
-        if new:
+        if not known.issuperset(entries):
             return (
-                f"{type(inner).__name__} now keeps {sorted(new)} of an expert, which its class did "
-                f"not when RoutePack was switched on (it kept {sorted(foreseen)}); {_INSTEAD}"
+                f"{type(inner).__name__} now keeps {sorted(set(entries) - known)} of an expert, "
+                "which its class did not when RoutePack was switched on (it kept "
+                f"{sorted(foreseen)}); {_INSTEAD}"
+            )
+        if COUNTER in entries:
+            counters.add(float(entries[COUNTER]))
+    if len(counters) > 1:
+        return (
+            f"{type(inner).__name__} has taken different numbers of steps for different experts, "
+            f"{sorted(counters)[:4]}, and counters stay in their slots: load the optimizer's state "
+            f"whole; {_INSTEAD}"
+        )
+    for name, mapping in vars(inner).items():
+        if name in may_stay.OPTIMIZER_ATTRIBUTES or not isinstance(mapping, dict):
+            continue
+        if any(isinstance(key, torch.Tensor) for key in mapping):
+            return (
+                f"{type(inner).__name__}.{name} holds something of parameters that RoutePack would "
+                f"leave behind; {_INSTEAD}"
             )
     return None
 
@@ -156,18 +194,6 @@ def _plain_parts(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     quantizer = getattr(value, "_quantizer", None)
     if quantizer is not None:
         yield f"{name} quantizer factor", quantizer.scale
-
-
-def _refuse_unknown_maps(inner: torch.optim.Optimizer, shard: torch.Tensor) -> None:
-    """Refuse maps of the optimizer that hold a tensor of this shard and are not known."""
-    for name, mapping in vars(inner).items():
-        if name in may_stay.OPTIMIZER_ATTRIBUTES or not isinstance(mapping, dict):
-            continue
-        if shard in mapping and isinstance(mapping[shard], (torch.Tensor, dict, list)):
-            raise UnknownOptimizer(
-                f"{type(inner).__name__}.{name} holds something of an expert's parameter that "
-                f"RoutePack would leave behind; {_INSTEAD}"
-            )
 
 
 def _main_copy(inner: torch.optim.Optimizer, shard: torch.Tensor, entries: dict) -> torch.Tensor:

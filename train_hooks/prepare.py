@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +16,6 @@ from train_hooks.agreement import agree_ready
 from train_hooks.chunks import chunks_of
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import LayoutError
-from train_hooks.optimizer_state import ShardState
 from train_hooks.pieces import COPY, Half, Move, Piece, pieces_of_layer
 from train_hooks.staging import Staging
 from train_hooks.transport import Carrier, Preparation, Traffic
@@ -37,7 +37,12 @@ class Prepared:
 
 
 def prepare(
-    state: ExpertState, staging: Staging, moves: LayerMoves, half: Half, window_id: int
+    state: ExpertState,
+    staging: Staging,
+    views: Views,
+    moves: LayerMoves,
+    half: Half,
+    window_id: int,
 ) -> Prepared:
     """Make everything that carrying `moves` needs; collective over `ExpertState.group`.
 
@@ -47,13 +52,12 @@ def prepare(
     prepared, failure = None, None
     try:
         state.refuse_what_is_new()
-        failure = state.unequal_counters()
     except Exception as error:
         failure = _said(error)
     kinds = state.kinds() if any(m for _, m in moves) else {}
     if failure is None:
         try:
-            prepared = _prepared(state, staging, moves, half, kinds)
+            prepared = _prepared(state, staging, views, moves, half, kinds)
         except Exception as error:
             failure = _said(error)
     agree_ready(failure, f"the commit of window {window_id}", state.layout.device, state.group)
@@ -62,7 +66,7 @@ def prepare(
     return prepared
 
 
-def _prepared(state, staging, moves, half, kinds) -> Prepared:
+def _prepared(state, staging, views, moves, half, kinds) -> Prepared:
     copies = state.host_copies
     travelling: Sequence[str] = ()
     if copies is not None and half != "optimizer":
@@ -73,7 +77,8 @@ def _prepared(state, staging, moves, half, kinds) -> Prepared:
         if of_layer
         for unit in pieces_of_layer(state, number, of_layer, kinds, half, travelling)
     )
-    preparation = Preparation(Views(state), state.group, staging)
+    views.begin()
+    preparation = Preparation(views, state.group, staging)
     for chunk in chunks_of(units, staging.chunk_bytes):
         preparation.add(chunk)
     refresh = []
@@ -100,27 +105,42 @@ def _refreshed(state: ExpertState, moves: LayerMoves, tag: str) -> Iterator[tupl
 
 
 class Views:
-    """The bytes of a piece on this rank, looked up once a tensor."""
+    """The bytes of a piece on this rank, looked up once a tensor and commit.
+
+    What an earlier commit looked up is used again while it is still the same memory.
+    """
 
     def __init__(self, state: ExpertState):
         self.state = state
-        self._shards: dict[int, ShardState | None] = {}
-        self._bytes: dict[tuple[int, str | None], tuple[int, torch.Tensor]] = {}
+        self._known: dict[tuple[int, str | None], tuple[Any, int, torch.Tensor]] = {}
+        self._checked: set[tuple[int, str | None]] = set()
+
+    def begin(self) -> None:
+        """Start a commit: everything is checked again on first use."""
+        self._checked.clear()
 
     def __call__(self, piece: Piece, is_source: bool) -> torch.Tensor:
         part = piece.source_part if is_source else piece.target_part
-        key = (id(part.tensor), piece.key)
-        if key not in self._bytes:
-            self._bytes[key] = self._flat_bytes(part.tensor, piece)
-        offset, flat = self._bytes[key]
+        key = id(part.tensor), piece.key
+        if key not in self._checked:
+            self._check(key, part.tensor, piece)
+        _, offset, flat = self._known[key]
         start = 0 if piece.factor else part.start + piece.start - offset
         begin = start * piece.itemsize
-        return flat[begin : begin + piece.num_bytes]
+        return flat[begin : begin + piece.num_elements * piece.itemsize]
 
-    def _flat_bytes(self, tensor: torch.Tensor, piece: Piece) -> tuple[int, torch.Tensor]:
-        """(first element, flat bytes) of the tensor that the piece's key names."""
+    def _check(self, key: tuple[int, str | None], tensor: torch.Tensor, piece: Piece) -> None:
+        made_of, offset, found = self._find(tensor, piece)
+        known = self._known.get(key)
+        if known is None or known[0] is not made_of or known[2].data_ptr() != found.data_ptr():
+            flat = found.detach().view(-1).view(torch.uint8)
+            self._known[key] = made_of, offset, flat
+        self._checked.add(key)
+
+    def _find(self, tensor: torch.Tensor, piece: Piece) -> tuple[Any, int, torch.Tensor]:
+        """(what it was found in, first element, the tensor that the piece's key names)."""
         if piece.key is None:
-            return 0, _bytes_of(tensor)
+            return tensor, 0, tensor
         if piece.key.startswith(COPY):
             copy = self.state.host_copies.of(piece.key.removeprefix(COPY), tensor)
             if copy.shape != tensor.shape or copy.dtype != tensor.dtype:
@@ -129,21 +149,15 @@ class Views:
                     f"{copy.dtype} {tuple(copy.shape)}, the model has {tensor.dtype} "
                     f"{tuple(tensor.shape)}"
                 )
-            return 0, _bytes_of(copy)
-        if id(tensor) not in self._shards:
-            self._shards[id(tensor)] = self.state.shard(tensor)
-        held = self._shards[id(tensor)]
+            return copy, 0, copy
+        held = self.state.shard(tensor)
         found = None if held is None else (held.factors if piece.factor else held.elements)
         if not found or piece.key not in found:
             raise LayoutError(
                 f"the optimizer has no {piece.key} for {piece.name} of expert {piece.expert}, and "
                 "has it for others: load its state whole, or not at all"
             )
-        return held.start, _bytes_of(found[piece.key])
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+        return held, held.start, found[piece.key]
 
 
 def _said(error: BaseException) -> str:

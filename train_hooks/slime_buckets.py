@@ -48,6 +48,7 @@ class ColocatedBuckets:
         self.configure = configure_expert_routing
         self.identity = [list(bucket) for bucket in updater._full_param_info_buckets]
         self._engines: dict[str, Any] | None = None
+        self._stale: tuple[Placement, tuple[int, ...]] | None = None
         connect = updater.connect_rollout_engines
 
         def remembering(rollout_engines: Any, rollout_engine_lock: Any, **engines: Any) -> None:
@@ -57,7 +58,17 @@ class ColocatedBuckets:
         updater.connect_rollout_engines = remembering
 
     def follow(self, placement: Placement, layer_numbers: tuple[int, ...]) -> None:
-        """Rewrite sources, and the expert transfer plan if engines are connected."""
+        """Remember where experts are; `refresh` brings the cache up to date."""
+        self._stale = placement, layer_numbers
+
+    def refresh(self) -> None:
+        """Rewrite sources, and the expert transfer plan if engines are connected, if stale.
+
+        Call before weights are sent; between two of them experts may move any number of times.
+        """
+        if self._stale is None:
+            return
+        (placement, layer_numbers), self._stale = self._stale, None
         buckets = relocated_infos(self.identity, placement, layer_numbers)
         updater = self.updater
         updater._hf_weight_iterator.megatron_local_param_info_buckets = buckets

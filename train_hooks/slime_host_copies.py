@@ -22,9 +22,7 @@ class SlimeHostCopies:
     the model now; set it before each commit, None if no tag equals the model.
     """
 
-    def __init__(
-        self, backups: Mapping[str, Mapping[str, torch.Tensor]], names: Mapping[int, str]
-    ):
+    def __init__(self, backups: Mapping[str, Mapping[str, torch.Tensor]], names: Mapping[int, str]):
         self.backups, self.names = backups, names
         self.live_tag: str | None = None
 

@@ -29,7 +29,8 @@ class Staging:
     ):
         if num_bytes < 1:
             raise ValueError(f"staging of {num_bytes} bytes: expected at least 1 (staging_mb)")
-        self.chunk_bytes = max(1, num_bytes // (2 * NUM_LANES))
+        buffers = 1 if device.type == "cpu" and on_host is None else 2  # to receive, and to send
+        self.chunk_bytes = max(1, num_bytes // (buffers * NUM_LANES))
         self.device = device
         self.on_host = on_host or (lambda tensor: tensor.device != self.device)
         self.pinned = pinned or (lambda tensor: tensor.is_pinned())

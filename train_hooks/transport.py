@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,10 +50,11 @@ class Carrier:
 
     chunk: Chunk
     device: torch.device
+    post: Callable[[list], list]
     pack_host: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     pack: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    first: list[dist.P2POp] = field(default_factory=list)
-    second: list[dist.P2POp] = field(default_factory=list)
+    first: list = field(default_factory=list)
+    second: list = field(default_factory=list)
     copy_first: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     copy_second: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     fetch_host: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -63,14 +65,14 @@ class Carrier:
         """Send and receive what is staged."""
         _copy(self.pack_host)
         _copy(self.pack)
-        self.works = dist.batch_isend_irecv(self.first) if self.first else []
+        self.works = self.post(self.first)
         _copy(self.copy_first)
 
     def cross(self) -> None:
         """When that has gone, send and receive what arrives where it stays."""
         _wait(self.works)
         _copy(self.copy_second)
-        self.works = dist.batch_isend_irecv(self.second) if self.second else []
+        self.works = self.post(self.second)
 
     def finish(self) -> None:
         """When all is here, write what was staged."""
@@ -109,6 +111,8 @@ class Preparation:
         self.me = group.rank()
         self.global_ranks = dist.get_process_group_ranks(group)
         self.tags: Counter[tuple] = Counter()
+        one_by_one = dist.get_backend(group) == "gloo"
+        self.post: Callable[[list], list] = _post_each if one_by_one else dist.batch_isend_irecv
         self.traffic = Traffic()
         self._planned: list[_Planned] = []
 
@@ -128,11 +132,20 @@ class Preparation:
             for number, planned in enumerate(self._planned)
         ]
 
-    def transfer(self, function: Callable, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-        """One send or receive; the n-th of a pair in a direction has tag n."""
-        tag = self.tags[function, peer]
-        self.tags[function, peer] += 1
-        return dist.P2POp(function, tensor, self.global_ranks[peer], self.group, tag)
+    def send(self, tensor: torch.Tensor, peer: int) -> Any:
+        """One transfer to `peer`; the n-th of a pair in a direction has tag n."""
+        return self._transfer(dist.isend, self.group.send, tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> Any:
+        """One transfer from `peer`."""
+        return self._transfer(dist.irecv, self.group.recv, tensor, peer)
+
+    def _transfer(self, batched: Callable, single: Callable, tensor: torch.Tensor, peer: int):
+        tag = self.tags[batched, peer]
+        self.tags[batched, peer] = tag + 1
+        if self.post is dist.batch_isend_irecv:
+            return dist.P2POp(batched, tensor, self.global_ranks[peer], self.group, tag)
+        return single, [tensor], peer, tag
 
 
 class _Planned:
@@ -150,7 +163,7 @@ class _Planned:
             source = view(piece, True) if piece.source == me else None
             target = view(piece, False) if piece.target == me else None
             self.pieces.append((piece, source, target))
-            size = piece.num_bytes
+            size = piece.num_elements * piece.itemsize
             if piece.target == me:
                 traffic.moved += size
             if piece.source == piece.target:
@@ -180,18 +193,18 @@ class _Planned:
             name: iter(p.parts(staging.reserve(name, lane, p.num_bytes))) if p.places else iter(())
             for name, p in self.places.items()
         }
-        made = Carrier(chunk=self.chunk, device=staging.device)
+        made = Carrier(chunk=self.chunk, device=staging.device, post=preparation.post)
         for piece, source, target in self.pieces:
             if piece.source == piece.target:
                 self._within(made, piece, source, target, places, staging, traffic)
             elif source is not None:
                 sent = self._packed(made, source, places, staging, traffic)
                 transfers = made.first if piece.staged else made.second
-                transfers.append(preparation.transfer(dist.isend, sent, piece.target))
+                transfers.append(preparation.send(sent, piece.target))
             else:
                 into = self._landing(made, piece, target, places, staging, traffic)
                 transfers = made.first if piece.staged else made.second
-                transfers.append(preparation.transfer(dist.irecv, into, piece.source))
+                transfers.append(preparation.receive(into, piece.source))
         return made
 
     @staticmethod
@@ -246,6 +259,11 @@ class _Planned:
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
+
+
+def _post_each(transfers: list) -> list:
+    """Start transfers one by one: gloo has no batches, and torch's wrappers cost more than it."""
+    return [function(tensors, peer, tag) for function, tensors, peer, tag in transfers]
 
 
 def _wait(works: Sequence) -> None:

@@ -71,12 +71,25 @@ def actor_class(config: SlimeConfig) -> type:
             self._routepack_attach()
             if self._routepack_restore is not None and not self.args.async_save:
                 self._routepack_back_after_save()
+            if self._routepack_moves is not None:
+                self._routepack_moves.release()
             super().sleep()
 
         def wake_up(self):
             super().wake_up()
-            if self._routepack_saving and self._routepack_moves is not None:
-                self._routepack_restore = self._routepack_moves.to_identity()
+            if self._routepack_moves is None:
+                return
+            self._routepack_moves.warm()
+            if self._routepack_saving:
+                self._routepack_to_identity()
+
+        def update_weights(self):
+            if self._routepack_moves is not None:
+                self._routepack_moves.refresh_sync()
+            super().update_weights()
+
+        def _routepack_to_identity(self):
+            self._routepack_restore = self._routepack_moves.to_identity(self._active_model_tag)
 
         def train(self, rollout_id: int, rollout_data_ref: PlannedRollout, external_data=None):
             self._routepack_state_started = time.time()
@@ -117,7 +130,11 @@ def actor_class(config: SlimeConfig) -> type:
             if moves is None or not moves.needs(placed.placement):
                 return {"seconds": 0.0, "moved": 0.0, "bytes": 0.0}
             return moves.commit(
-                placed.placement, placed.layer_numbers, placed.base_version, placed.digest
+                placed.placement,
+                placed.layer_numbers,
+                placed.base_version,
+                placed.digest,
+                self._active_model_tag,
             )
 
         def train_actor(self, rollout_id, rollout_data, external_data=None):
@@ -137,7 +154,7 @@ def actor_class(config: SlimeConfig) -> type:
             self._routepack_saving = True
             try:
                 if not self.args.offload_train:
-                    self._routepack_restore = self._routepack_moves.to_identity()
+                    self._routepack_to_identity()
                 super().save_model(rollout_id, force_sync=force_sync)
                 self._routepack_save_layout()
                 if self.args.async_save:
@@ -149,7 +166,7 @@ def actor_class(config: SlimeConfig) -> type:
 
         def _routepack_back_after_save(self):
             restore, self._routepack_restore = self._routepack_restore, None
-            self._routepack_moves.back(restore)
+            self._routepack_moves.back(restore, self._active_model_tag)
 
         def _routepack_stay_until_saved(self):
             """An asynchronous save may still read CPU tensors: the next move waits for its end.

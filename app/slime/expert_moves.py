@@ -33,7 +33,7 @@ class ExpertMoves:
         from train_hooks.expert_state import ExpertState
         from train_hooks.layout import ExpertLayout
         from train_hooks.slime_buckets import ColocatedBuckets
-        from train_hooks.slime_host_copies import names_of_experts
+        from train_hooks.slime_host_copies import SlimeHostCopies, names_of_experts
         from train_hooks.slime_names import ExpertNames
 
         update = "slime.backends.megatron_utils.update_weight"
@@ -41,11 +41,14 @@ class ExpertMoves:
         self.layout = ExpertLayout(model)
         self.state = ExpertState(model, optimizer, self.layout)
         config = config or CommitConfig()
-        options = CommitOptions(staging_mb=config.staging_mb, verify=config.verify)
+        options = CommitOptions(
+            staging_mb=config.staging_mb, verify=config.verify, restart_from=restart_from(args)
+        )
         self.committer = Committer(self.layout, self.state, options)
         self.names = ExpertNames(importlib.import_module(f"{update}.common"))
         named = list(self.names.slot_named(args, model))
-        self.slot_names = names_of_experts(named, self.state)
+        self.host_copies = SlimeHostCopies(copies._backups, names_of_experts(named, self.state))
+        self.state.host_copies = self.host_copies
         self.fresh = True
         self.whole: Placement | None = None
         self.layer_numbers: tuple[int, ...] = ()
@@ -58,25 +61,28 @@ class ExpertMoves:
             self.buckets = ColocatedBuckets(updater, routing.configure_expert_routing)
 
     def commit(
-        self, placement: Placement, layer_numbers: tuple[int, ...], base_version: int, label: str
+        self,
+        placement: Placement,
+        layer_numbers: tuple[int, ...],
+        base_version: int,
+        label: str,
+        live_tag: str | None = None,
     ) -> dict[str, float]:
         """Move experts so that the layout becomes `placement` (of all MoE layers of the model).
 
         Collective over this stage; call before the first forward of a rollout. A fresh actor, whose
-        layout is the checkpoint's logical order, takes a plan from any base version. Returns
-        commit seconds, experts moved and bytes sent by this rank. Raises LayoutError on all ranks
-        for a stale or different plan.
+        layout is the checkpoint's logical order, takes a plan from any base version. live_tag: the
+        host copy that equals the model now. Returns commit seconds, experts moved and bytes sent
+        by this rank. Raises LayoutError on all ranks for a stale or different plan.
         """
-        from train_hooks.slime_host_copies import move_host_copies
-
         started = time.perf_counter()
         mine = [layer_numbers.index(number) for number in self.layout.layer_numbers]
-        old = self.layout.placement()
         new = Placement(
             expert_of_slot=placement.expert_of_slot[mine],
             num_ep_ranks=placement.num_ep_ranks,
             version=placement.version,
         )
+        self.host_copies.live_tag = live_tag
         report = self.committer.commit(
             new,
             base_version=self.layout.version if self.fresh else base_version,
@@ -84,17 +90,6 @@ class ExpertMoves:
             digest=label,
             moves_elsewhere=self._moves_anywhere(placement),
         )
-        copied = 0
-        if report.num_moved:
-            copied = move_host_copies(
-                self.copies._backups,
-                self.slot_names,
-                self.state,
-                self.layout.layer_numbers,
-                old,
-                new,
-                self.committer.staging,
-            )
         self.fresh, self.whole, self.layer_numbers = False, placement, layer_numbers
         self.names.follow(placement, layer_numbers)
         if self.buckets is not None:
@@ -102,7 +97,7 @@ class ExpertMoves:
         return {
             "seconds": time.perf_counter() - started,
             "moved": float(report.num_moved),
-            "bytes": float(report.bytes_sent + copied),
+            "bytes": float(report.bytes_sent),
         }
 
     def needs(self, placement: Placement | None) -> bool:
@@ -122,7 +117,20 @@ class ExpertMoves:
         here = identity if self.whole is None else self.whole.expert_of_slot
         return bool((placement.expert_of_slot != here).any())
 
-    def to_identity(self) -> Placement | None:
+    def warm(self) -> None:
+        """Use the commit's group once after a wake-up, so that no commit pays for its start."""
+        self.state.warm_group()
+
+    def release(self) -> None:
+        """Give staging back before a sleep, which would copy it to the host and back."""
+        self.committer.staging.release()
+
+    def refresh_sync(self) -> None:
+        """Bring the weight sync's cached sources up to date, once, before weights are sent."""
+        if self.buckets is not None:
+            self.buckets.refresh()
+
+    def to_identity(self, live_tag: str | None = None) -> Placement | None:
         """Bring every expert home for a save; returns where to go back to, None if it was home."""
         whole = self.whole
         if whole is None or (whole.expert_of_slot == np.arange(whole.num_experts)).all():
@@ -132,13 +140,29 @@ class ExpertMoves:
             num_ep_ranks=whole.num_ep_ranks,
             version=self.layout.version,
         )
-        self.commit(home, self.layer_numbers, self.layout.version, "identity before a save")
+        label = "identity before a save"
+        self.commit(home, self.layer_numbers, self.layout.version, label, live_tag)
         return whole
 
-    def back(self, placement: Placement) -> None:
+    def back(self, placement: Placement, live_tag: str | None = None) -> None:
         """Return to `placement` after a save, under its own version: plans chain from it."""
-        self.commit(placement, self.layer_numbers, self.layout.version, "back after a save")
+        label = "back after a save"
+        self.commit(placement, self.layer_numbers, self.layout.version, label, live_tag)
 
     def _logical_actor_copy(self) -> dict[str, Any]:
         copy = self.copies.get("actor")
         return {self.names.translate(name): tensor for name, tensor in copy.items()}
+
+
+def restart_from(args: Any) -> str:
+    """What to restart a job from after a torn commit, for messages."""
+    save = getattr(args, "save", None)
+    if not save:
+        return (
+            "a checkpoint (this job has no --save: without one, from the weights it started with)"
+        )
+    return (
+        f"the last checkpoint in {save} (latest_checkpointed_iteration.txt names it; "
+        "routepack_layout.json beside it restores the layout): launch the job again with --load "
+        f"{save}"
+    )

@@ -98,7 +98,24 @@ ACTOR_SEAMS = (
         parameters=("self", "rollout_data_ref"),
     ),
     Seam(module=ACTOR, name="MegatronTrainRayActor.sleep", parameters=("self",)),
-    Seam(module=ACTOR, name="MegatronTrainRayActor.wake_up", parameters=("self",)),
+    Seam(
+        module=ACTOR,
+        name="MegatronTrainRayActor.wake_up",
+        parameters=("self",),
+        uses=("_switch_model",),
+    ),
+    Seam(
+        module=ACTOR,
+        name="MegatronTrainRayActor.update_weights",
+        parameters=("self",),
+        uses=("weight_updater", "connect_rollout_engines"),
+    ),
+    Seam(
+        module=ACTOR,
+        name="MegatronTrainRayActor._switch_model",
+        parameters=("self", "target_tag"),
+        uses=("weights_backuper", "_active_model_tag"),
+    ),
     Seam(
         module=ACTOR,
         name="MegatronTrainRayActor.save_model",
