@@ -132,7 +132,7 @@ class ExpertState:
     def refuse_what_is_new(self) -> None:
         """Raise for what appeared under the experts or in the optimizer since the job started."""
         for number, layer in self.layout.layers.items():
-            if fingerprint_of(layer.experts) == self.inventory[number].fingerprint:
+            if fingerprint_of(layer) == self.inventory[number].fingerprint:
                 continue
             known = self.inventory[number].seen
             now = take_inventory(layer).seen  # refuses what is unknown

@@ -24,6 +24,7 @@ from train_hooks.layout import LayoutError
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
 _MODULE_INTERNALS = set(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_METHODS = ("forward", "route", "dispatch", "combine", "routed_experts_compute")
 _INSTEAD = "or run with --routepack-policy reschedule, which moves no experts"
 
 
@@ -94,11 +95,13 @@ def take_inventory(layer: nn.Module) -> LayerInventory:
             f"{type(experts).__name__} is not supported: RoutePack moves TEGroupedMLP experts "
             "(linear_fc1.weight0, ...); set --moe-grouped-gemm with Transformer Engine"
         )
+    _refuse_replaced_methods("", layer)
     items: list[_Item] = []
     quantising: list[nn.Module] = []
     seen: set[tuple] = set()
     for path, module in experts.named_modules():
         _refuse_unknown_hooks(path, module)
+        _refuse_replaced_methods(f"experts.{path}", module)
         _refuse_recipe_state(path, module)
         if hasattr(module, "is_first_microbatch"):
             quantising.append(module)
@@ -112,15 +115,15 @@ def take_inventory(layer: nn.Module) -> LayerInventory:
         experts=tuple(zip(*owned.values())) or ((),) * int(experts.num_local_experts),
         quantising=tuple(quantising),
         seen=frozenset(seen),
-        fingerprint=fingerprint_of(experts),
+        fingerprint=fingerprint_of(layer),
     )
 
 
-def fingerprint_of(experts: nn.Module) -> tuple:
+def fingerprint_of(layer: nn.Module) -> tuple:
     """Names and identities of all that the walk reads, and which parameters are trained."""
-    found: list = []
-    for module in experts.modules():
-        found.append(id(module))
+    found: list = _replaced_methods(layer)
+    for module in layer.experts.modules():
+        found += [id(module), *_replaced_methods(module)]
         for tensors in (module._parameters, module._buffers):
             found += tensors
             found += map(id, tensors.values())
@@ -243,6 +246,22 @@ def _refuse_unknown_hooks(path: str, module: nn.Module) -> None:
                     "may depend on which expert sits in the slot. Remove it, or put it on the MoE "
                     f"layer, {_INSTEAD}"
                 )
+
+
+def _replaced_methods(module: nn.Module) -> list[str]:
+    return [name for name in vars(module) if name in _METHODS and hasattr(type(module), name)]
+
+
+def _refuse_replaced_methods(path: str, module: nn.Module) -> None:
+    for name in _replaced_methods(module):
+        function = vars(module)[name]
+        function = getattr(function, "__func__", function)
+        raise LayoutError(
+            f"{path or 'the MoE layer'}.{name} was replaced by "
+            f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}: it "
+            "may read logical expert ids where experts sit in slots (slime's SGLang-aligned DeepEP "
+            f"does). Remove it, {_INSTEAD}"
+        )
 
 
 def _refuse_recipe_state(path: str, module: nn.Module) -> None:

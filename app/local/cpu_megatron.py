@@ -13,6 +13,7 @@ import logging
 import warnings
 
 import torch
+from packaging.version import Version
 
 CPU = torch.device("cpu")
 
@@ -84,6 +85,7 @@ def _on_cpu(factory):
     def call(*args, **kwargs):
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = CPU
+        kwargs.pop("pin_memory", None)  # the memory of this machine cannot be pinned
         return factory(*args, **kwargs)
 
     return call
@@ -115,6 +117,7 @@ def _patch_torch() -> None:
     cuda.manual_seed = lambda seed: torch.manual_seed(seed)
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, device=None: self
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     torch.Tensor.type = _named_type(torch.Tensor.type)
     torch.compile = _not_compiled
@@ -124,6 +127,7 @@ def _patch_megatron() -> None:
     # Megatron says in many places that Transformer Engine and Apex are missing: on a CPU they are.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    import megatron.core.utils
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
@@ -134,6 +138,8 @@ def _patch_megatron() -> None:
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
     random._set_cuda_rng_state = set_rng_state
+    # Without Transformer Engine its version is None, which cannot be compared.
+    megatron.core.utils.get_te_version = lambda: Version("0")
     # The tracker warns each time the CPU generator moves inside fork(); here that is the design.
     logging.getLogger(random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()

@@ -171,8 +171,16 @@ class SequenceParallelRMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
-def use_cpu_modules(layer_spec, sequence_parallel: bool = False) -> None:
-    """Edit one transformer layer spec in place to use the modules above."""
+EXPERT_LINEARS = (ColumnGroupedLinear, RowGroupedLinear)
+
+
+def use_cpu_modules(
+    layer_spec, sequence_parallel: bool = False, expert_linears: tuple[type, type] = EXPERT_LINEARS
+) -> None:
+    """Edit one transformer layer spec in place to use the modules above.
+
+    expert_linears: the first and second linear layer of experts.
+    """
     submodules = layer_spec.submodules
     if sequence_parallel:
         attention = submodules.self_attention.submodules
@@ -182,5 +190,5 @@ def use_cpu_modules(layer_spec, sequence_parallel: bool = False) -> None:
     if hasattr(submodules.mlp.submodules, "experts"):
         submodules.mlp.submodules.experts = ModuleSpec(
             module=TEGroupedMLP,
-            submodules=MLPSubmodules(linear_fc1=ColumnGroupedLinear, linear_fc2=RowGroupedLinear),
+            submodules=MLPSubmodules(linear_fc1=expert_linears[0], linear_fc2=expert_linears[1]),
         )

@@ -17,7 +17,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from app.config import ModelConfig, RoutingSkewConfig
 from app.config.model import VOCAB_SIZE
-from app.local.cpu_modules import SequenceParallelRMSNorm, use_cpu_modules
+from app.local.cpu_modules import EXPERT_LINEARS, SequenceParallelRMSNorm, use_cpu_modules
 from app.local.tokens import BOS, EOS, PAD
 
 MAX_POSITIONS = 4096
@@ -144,7 +144,11 @@ def megatron_config(model: ModelConfig, expert_parallel_size: int, **changes) ->
     return TransformerConfig(**{**fields, **changes})
 
 
-def build_megatron(config: TransformerConfig, vp_stage: int | None = None) -> GPTModel:
+def build_megatron(
+    config: TransformerConfig,
+    vp_stage: int | None = None,
+    expert_linears: tuple[type, type] = EXPERT_LINEARS,
+) -> GPTModel:
     """This rank's GPTModel chunk of `config`, with CPU attention and grouped linear in its spec."""
     config.moe_grouped_gemm = False  # the local spec's own grouped MLP needs grouped_gemm
     spec = get_gpt_decoder_block_spec(
@@ -155,7 +159,7 @@ def build_megatron(config: TransformerConfig, vp_stage: int | None = None) -> GP
     )
     config.moe_grouped_gemm = True
     for layer_spec in {id(s): s for s in spec.layer_specs}.values():
-        use_cpu_modules(layer_spec, config.sequence_parallel)
+        use_cpu_modules(layer_spec, config.sequence_parallel, expert_linears)
     if config.sequence_parallel:
         spec.layer_norm = SequenceParallelRMSNorm
     return GPTModel(

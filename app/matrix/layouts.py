@@ -15,6 +15,9 @@ class StateLayout:
     "stateless" (no moments). frozen_experts: experts without gradients. num_dense_layers: of the
     four layers, the first ones; two leave the first of two stages without experts. routing: "free"
     lets routers choose, for what replay leaves no say (losses on the router, dropped tokens).
+    experts: a name of `expert_variants.VARIANTS`. moments: type of precision-aware moments, which
+    come with 16 remainder bits of the main copy; None for Megatron's own optimizer. offload:
+    HybridDeviceOptimizer. left_behind: names of state that an earlier RoutePack forgot.
     """
 
     name: str
@@ -44,6 +47,10 @@ class StateLayout:
     capacity_factor: float | None = None
     pad_to_capacity: bool = False
     routing: Literal["replay", "free"] = "replay"
+    experts: str | None = None
+    moments: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+    offload: bool = False
+    left_behind: tuple[str, ...] = ()
 
 
 # fmt: off
@@ -75,9 +82,32 @@ RUN = (
     StateLayout(name="EP 2, dropped and padded to capacity", routing="free", capacity_factor=0.8,
                 pad_to_capacity=True),
     StateLayout(name="EP 2, an MTP layer at identity", num_mtp_layers=1),
+    StateLayout(name="EP 2, a bias an expert", experts="biases", left_behind=("bias",)),
+    StateLayout(name="EP 2, an adapter an expert", experts="adapters", left_behind=("lora",)),
+    StateLayout(name="EP 2, tensors with a leading dimension of experts, recomputed",
+                experts="leading dimension", recompute="full",
+                left_behind=("output_scale", "tokens_seen")),
+    StateLayout(name="EP 2, weights quantised once a step", experts="fp8 workspaces"),
+    StateLayout(name="EP 2, INT4 quantisation-aware", experts="int4", bf16=True),
+    StateLayout(name="EP 2, bf16, 16 remainder bits", bf16=True, moments="fp32",
+                left_behind=("param",)),
+    StateLayout(name="EP 2, 16 remainder bits, bf16 moments, biases", bf16=True, moments="bf16",
+                experts="biases", left_behind=("exp_avg",)),
+    StateLayout(name="EP 2, 16 remainder bits, fp16 moments with factors", bf16=True,
+                moments="fp16", left_behind=("factor",)),
+    StateLayout(name="EP 2, 16 remainder bits, fp8 moments with factors", bf16=True,
+                moments="fp8", left_behind=("inverse factor",)),
+    StateLayout(name="EP 2, split commit, 16 remainder bits", bf16=True, moments="fp32",
+                split=True),
+    StateLayout(name="EP 2, HybridDeviceOptimizer", bf16=True, offload=True,
+                overlap_param_gather=True, overlap_grad_reduce=True, left_behind=("param",)),
     StateLayout(name="EP 4", world=4, ep=4),
     StateLayout(name="EP 2 x EDP 2, cut experts", world=4, bf16=True),
     StateLayout(name="EP 2 x EDP 2, fp32, many buckets", world=4, bucket_size=3000),
+    StateLayout(name="EP 2 x EDP 2, cut experts, 16 remainder bits, biases", world=4, bf16=True,
+                moments="bf16", experts="biases", left_behind=("bias",)),
+    StateLayout(name="EP 2 x EDP 2, HybridDeviceOptimizer, cut experts", world=4, bf16=True,
+                offload=True, left_behind=("exp_avg",)),
     StateLayout(name="PP 2 x EP 2", world=4, pp=2),
     StateLayout(name="PP 2 x EP 2, a stage of dense layers", world=4, pp=2, num_dense_layers=2),
     StateLayout(name="PP 2, VPP 2 x EP 2, full recompute", world=4, pp=2, vpp=2, recompute="full"),

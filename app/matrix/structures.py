@@ -78,7 +78,7 @@ def _prove(shape: StateLayout) -> Proof:
     report = trainer.committer.move_to(placement, "structure")
     after = state_by_expert(trainer.layout, trainer.state)
     names = {key[3] for key in before}
-    expected = {"parameter", "param"}
+    expected = {"itself", "param"}
     if shape.name != HYBRID_FIRST_STEP.name:
         expected |= {"exp_avg", "exp_avg_sq"}
     assert names == expected, names

@@ -21,8 +21,12 @@ from megatron.core.transformer.module import Float16Module
 
 from app.config import ModelConfig
 from app.config.model import VOCAB_SIZE
+from app.local.cpu_modules import EXPERT_LINEARS
 from app.local.model import build_megatron, megatron_config
+from app.matrix.expert_variants import VARIANTS
 from app.matrix.layouts import StateLayout
+from app.matrix.offload import pretend_parameters_are_on_a_device
+from app.matrix.precise_adam import PreciseAdam
 from train_hooks.commit import CommitOptions, Committer
 from train_hooks.expert_state import ExpertState
 from train_hooks.inventory import take_inventory
@@ -75,7 +79,11 @@ class MatrixTrainer:
         self.config = megatron_config(model_of(shape), shape.ep, **_changes(shape, dtype))
         self.config.finalize_model_grads_func = finalize_model_grads
         chunks = [
-            build_megatron(self.config, stage if shape.vpp > 1 else None)
+            build_megatron(
+                self.config,
+                stage if shape.vpp > 1 else None,
+                VARIANTS[shape.experts] if shape.experts else EXPERT_LINEARS,
+            )
             for stage in range(shape.vpp)
         ]
         if shape.bf16:
@@ -130,27 +138,43 @@ class MatrixTrainer:
         )
 
     def _optimizer(self, chunks: Sequence[DistributedDataParallel], dtype: torch.dtype):
+        shape = self.shape
+        if shape.offload:
+            pretend_parameters_are_on_a_device()
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=1e-3,
+            min_lr=1e-3,
+            weight_decay=0.01,
+            clip_grad=0.0,
+            bf16=shape.bf16,
+            params_dtype=dtype,
+            use_distributed_optimizer=True,
+            overlap_param_gather=shape.overlap_param_gather,
+            optimizer_cpu_offload=shape.offload,
+            optimizer_offload_fraction=1.0,
+            use_precision_aware_optimizer=shape.offload,
+        )
         original = torch.optim.AdamW
-        if self.shape.optimizer == "stateless":
+        if shape.optimizer == "stateless":
             torch.optim.AdamW = StatelessSGD
+        if shape.moments:  # the settings themselves ask for Transformer Engine
+            torch.optim.AdamW = PreciseAdam
+            config.use_precision_aware_optimizer = True
+            config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+            config.exp_avg_dtype = config.exp_avg_sq_dtype = MOMENT_TYPES[shape.moments]
         try:
-            return get_megatron_optimizer(
-                OptimizerConfig(
-                    optimizer="adam",
-                    lr=1e-3,
-                    min_lr=1e-3,
-                    weight_decay=0.01,
-                    clip_grad=0.0,
-                    bf16=self.shape.bf16,
-                    params_dtype=dtype,
-                    use_distributed_optimizer=True,
-                    overlap_param_gather=self.shape.overlap_param_gather,
-                ),
-                list(chunks),
-                use_gloo_process_groups=False,
-            )
+            return get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
         finally:
             torch.optim.AdamW = original
+
+
+MOMENT_TYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.uint8,
+}
 
 
 def random_rows(shape: StateLayout, seed: int) -> list[MicroBatch]:
