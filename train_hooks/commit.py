@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from planner.placement import Placement
 from train_hooks.agreement import agree
@@ -28,7 +29,7 @@ from train_hooks.chunks import Chunk
 from train_hooks.expert_state import ExpertState
 from train_hooks.layout import ExpertLayout, LayoutError
 from train_hooks.pieces import Half, Move, moves_between
-from train_hooks.prepare import Prepared, Views, prepare
+from train_hooks.prepare import Kinds, Prepared, Views, prepare
 from train_hooks.staging import Staging
 from train_hooks.transport import Traffic, carry
 
@@ -117,9 +118,15 @@ class Committer:
         state.wait_for_parameters()
         split = self.options.split and num_moved > 0
         half: Half = "parameters" if split else "whole"
-        prepared = prepare(state, self.staging, self.views, moves, half, window_id)
         proof = _Proof(state, layout.placement(), self._checked_layers(moves, window_id))
-        self._execute(prepared, placement, window_id)
+        rows: dict[int, torch.Tensor] = {}
+
+        def also(kinds: Kinds) -> None:
+            proof.take_before(kinds)
+            rows.update(layout.rows_of(placement))
+
+        prepared = prepare(state, self.staging, self.views, moves, half, window_id, also)
+        self._execute(prepared, placement, rows, window_id)
         if split:
             self._pending = _Pending(moves, placement, window_id, proof)
         else:
@@ -133,16 +140,23 @@ class Committer:
             version=placement.version,
         )
 
-    def _execute(self, prepared: Prepared, placement: Placement, window_id: int) -> None:
+    def _execute(
+        self,
+        prepared: Prepared,
+        placement: Placement,
+        rows: dict[int, torch.Tensor],
+        window_id: int,
+    ) -> None:
         """Carry what is prepared; a forward is refused until the last byte is where it belongs."""
+        failing = self._failing(window_id)
         self.layout.begin_change(
             f"the commit of window {window_id} did not finish", self.options.restart_from
         )
-        carry(prepared.carriers, self._failing(window_id))
+        carry(prepared.carriers, failing)
         for copy, live in prepared.refresh:
             copy.copy_(live)
         self.state.rebuild_derived()
-        self.layout.finish_change(placement)
+        self.layout.finish_change(placement, rows)
 
     def _failing(self, window_id: int) -> Callable[[Chunk, Exception], Exception]:
         """Makes the error that names layers, experts and ranks of what the transport said."""
@@ -206,7 +220,7 @@ class Committer:
         prepared = prepare(
             self.state, self.staging, self.views, held.moves, "optimizer", held.window_id
         )
-        self._execute(prepared, held.placement, held.window_id)
+        self._execute(prepared, held.placement, {}, held.window_id)
         self._pending = None
         self._check(held.proof, held.placement, held.window_id)
         return prepared.traffic.sent
@@ -234,20 +248,25 @@ class _Proof:
     """Checksums before a move, compared with those after it."""
 
     def __init__(self, state: ExpertState, placement: Placement, layers: dict[int, int]):
-        self.state, self.layers = state, layers
+        self.state, self.layers, self.placement = state, layers, placement
         self.seconds = 0.0
-        if layers:
+
+    def take_before(self, kinds: Kinds) -> None:
+        """Sum what is on this rank before the move; no collective."""
+        if self.layers:
             start = time.perf_counter()
-            self.kinds = state.kinds()
-            self.before = checksums(state, placement, layers, self.kinds)
+            self.kinds = kinds
+            self.before = checksums(self.state, self.placement, self.layers, kinds)
             self.seconds += time.perf_counter() - start
 
     def difference(self, placement: Placement) -> str | None:
-        """What differs now by logical expert, or None."""
+        """What differs now by logical expert, or None; collective over `ExpertState.group`."""
         if not self.layers:
             return None
         start = time.perf_counter()
         after = checksums(self.state, placement, self.layers, self.kinds)
+        for part in (self.before, after):
+            dist.all_reduce(part.sums, group=self.state.group)
         self.seconds += time.perf_counter() - start
         return describe_difference(self.before, after)
 

@@ -80,6 +80,8 @@ class ExpertState:
             for param, (start, _, bucket) in buffer.param_index_map.items()
         }
         self.optimizer = _expert_optimizer(self.model_chunks, optimizer)
+        if optimizer is not None:
+            self._refuse_unknown_buffers()
         self.host_copies: HostCopies | None = None
         self.num_edp_ranks = mpu.get_expert_data_parallel_world_size()
         self.ep_rank = mpu.get_expert_model_parallel_rank()
@@ -96,6 +98,18 @@ class ExpertState:
         everyone: list = [None] * self.group.size()
         dist.all_gather_object(everyone, mine, group=self.group)
         self.rank_in_group = {place: rank for rank, place in enumerate(everyone)}
+
+    def _refuse_unknown_buffers(self) -> None:
+        for number, layer in self.inventory.items():
+            for param in layer.parameters():
+                if param.requires_grad and param not in self._address:
+                    raise LayoutError(
+                        f"experts of MoE layer {number} are trained, and are not in Megatron's "
+                        "buffers of expert parameters, so their optimizer state would stay behind: "
+                        f"set --expert-model-parallel-size above 1 (now "
+                        f"{mpu.get_expert_model_parallel_world_size()}) and "
+                        "--use-distributed-optimizer, or use --routepack-policy reschedule"
+                    )
 
     @property
     def group(self) -> dist.ProcessGroup:

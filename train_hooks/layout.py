@@ -88,11 +88,22 @@ class ExpertLayout:
         """
         self._seal_all(f"{reason}. Expert state may be incomplete; restart from {restart_from}")
 
-    def finish_change(self, placement: Placement) -> None:
-        """Take over `placement` after its state has arrived, and allow forwards again."""
-        for number, row in zip(self.layers, placement.expert_of_slot):
-            buffer = self.seams[number].expert_of_slot
-            buffer.copy_(torch.from_numpy(row.astype(np.int64)))
+    def rows_of(self, placement: Placement) -> dict[int, torch.Tensor]:
+        """Int64 `[slot]` of every layer on the device: what `finish_change` takes over."""
+        return {
+            number: torch.from_numpy(row.astype(np.int64)).to(self.device)
+            for number, row in zip(self.layers, placement.expert_of_slot)
+        }
+
+    def finish_change(
+        self, placement: Placement, rows: dict[int, torch.Tensor] | None = None
+    ) -> None:
+        """Take over `placement` after its state has arrived, and allow forwards again.
+
+        rows: `rows_of(placement)`, made before the change began.
+        """
+        for number, row in (self.rows_of(placement) if rows is None else rows).items():
+            self.seams[number].expert_of_slot.copy_(row)
         self.version = placement.version
         self._seal_all(None)
 

@@ -5,6 +5,8 @@ Everything else that the inventory finds is moved, or the job is refused by name
 
 from __future__ import annotations
 
+import torch
+
 MODULE_ATTRIBUTES = {
     "_fp8_workspaces": "Transformer Engine's quantised copies of weights: rebuilt on the next "
     "micro-batch (RoutePack sets is_first_microbatch after every move)",
@@ -32,6 +34,11 @@ OPTIMIZER_ATTRIBUTES = {
     "cpu_copy_map_grad": "gradients: overwritten by every step",
 }
 """Maps of an optimizer from parameters to tensors."""
+
+FACTORS_OF = {
+    torch.bfloat16: "FusedAdam makes a factor and never reads it: the range is that of fp32",
+}
+"""Types of optimizer state whose factor may stay."""
 
 HOOKS = {
     "megatron.core.distributed.": "DDP waits for parameter gathers",

@@ -82,6 +82,9 @@ def shard_state(optimizer: DistributedOptimizer, param: nn.Parameter) -> ShardSt
                     f"behind; {_INSTEAD}"
                 )
     for name, factor in getattr(inner, "_scales", {}).get(shard, {}).items():
+        kept = inner.state[shard].get(name)
+        if kept is not None and kept.dtype in may_stay.FACTORS_OF and not hasattr(kept, "_data"):
+            continue
         factors[f"{MAIN if name == 'master_param' else name} factor"] = factor.detach().view(-1)
     start = optimizer._get_model_param_range_map(param)["param"].start
     return ShardState(start=start, elements=elements, factors=factors, counter=counter)

@@ -6,7 +6,7 @@ views, staging of both lanes, transfers, checksums before. Then all ranks agree 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 
 from train_hooks.agreement import agree_ready
 from train_hooks.chunks import chunks_of
-from train_hooks.expert_state import ExpertState
+from train_hooks.expert_state import ExpertState, StateKind
 from train_hooks.layout import LayoutError
 from train_hooks.pieces import COPY, Half, Move, Piece, pieces_of_layer
 from train_hooks.staging import Staging
 from train_hooks.transport import Carrier, Preparation, Traffic
 
+Kinds = dict[str, tuple[StateKind, ...]]
 LayerMoves = list[tuple[int, list[Move]]]
 
 
@@ -43,23 +44,28 @@ def prepare(
     moves: LayerMoves,
     half: Half,
     window_id: int,
+    also: Callable[[Kinds], None] = lambda kinds: None,
 ) -> Prepared:
     """Make everything that carrying `moves` needs; collective over `ExpertState.group`.
 
-    Raises LayoutError on every rank, with what a rank said, if any rank cannot: nothing has been
-    sent or written, and the layout goes on as it was.
+    also: what else must be ready, such as checksums of the state before. Raises LayoutError on
+    every rank, with what a rank said, if any rank cannot: nothing has been sent or written, and the
+    layout goes on as it was.
     """
     prepared, failure = None, None
     try:
         state.refuse_what_is_new()
     except Exception as error:
         failure = _said(error)
-    kinds = state.kinds() if any(m for _, m in moves) else {}
-    if failure is None:
-        try:
+    kinds: Kinds = {}
+    try:  # collective until the optimizer's class keeps all it will: no rank may leave it out
+        if any(m for _, m in moves):
+            kinds = state.kinds()
+        if failure is None:
             prepared = _prepared(state, staging, views, moves, half, kinds)
-        except Exception as error:
-            failure = _said(error)
+            also(kinds)
+    except Exception as error:
+        failure = failure or _said(error)
     agree_ready(failure, f"the commit of window {window_id}", state.layout.device, state.group)
     if prepared is None:
         raise LayoutError(f"the commit of window {window_id} was not prepared: {failure}")

@@ -17,7 +17,9 @@ class StateLayout:
     lets routers choose, for what replay leaves no say (losses on the router, dropped tokens).
     experts: a name of `expert_variants.VARIANTS`. moments: type of precision-aware moments, which
     come with 16 remainder bits of the main copy; None for Megatron's own optimizer. offload:
-    HybridDeviceOptimizer. left_behind: names of state that an earlier RoutePack forgot.
+    HybridDeviceOptimizer. reloaded: the optimizer's state is loaded again just before the move.
+    steps_before: optimizer steps before the move. left_behind: what an earlier RoutePack forgot, as
+    parts of owned names or keys; the second control forgets it again.
     """
 
     name: str
@@ -50,6 +52,8 @@ class StateLayout:
     experts: str | None = None
     moments: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
     offload: bool = False
+    reloaded: bool = False
+    steps_before: int = 2
     left_behind: tuple[str, ...] = ()
 
 
@@ -87,7 +91,8 @@ RUN = (
     StateLayout(name="EP 2, tensors with a leading dimension of experts, recomputed",
                 experts="leading dimension", recompute="full",
                 left_behind=("output_scale", "tokens_seen")),
-    StateLayout(name="EP 2, weights quantised once a step", experts="fp8 workspaces"),
+    StateLayout(name="EP 2, weights quantised once a step", experts="fp8 workspaces",
+                left_behind=("workspaces",)),
     StateLayout(name="EP 2, INT4 quantisation-aware", experts="int4", bf16=True),
     StateLayout(name="EP 2, bf16, 16 remainder bits", bf16=True, moments="fp32",
                 left_behind=("param",)),
@@ -98,9 +103,13 @@ RUN = (
     StateLayout(name="EP 2, 16 remainder bits, fp8 moments with factors", bf16=True,
                 moments="fp8", left_behind=("inverse factor",)),
     StateLayout(name="EP 2, split commit, 16 remainder bits", bf16=True, moments="fp32",
-                split=True),
+                split=True, left_behind=("param",)),
     StateLayout(name="EP 2, HybridDeviceOptimizer", bf16=True, offload=True,
                 overlap_param_gather=True, overlap_grad_reduce=True, left_behind=("param",)),
+    StateLayout(name="EP 2, HybridDeviceOptimizer before its first step", bf16=True, offload=True,
+                steps_before=0, left_behind=("param",)),
+    StateLayout(name="EP 2, HybridDeviceOptimizer after a load", bf16=True, offload=True,
+                reloaded=True, left_behind=("param",)),
     StateLayout(name="EP 4", world=4, ep=4),
     StateLayout(name="EP 2 x EDP 2, cut experts", world=4, bf16=True),
     StateLayout(name="EP 2 x EDP 2, fp32, many buckets", world=4, bucket_size=3000),

@@ -11,7 +11,10 @@ from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
 
 class _OnDevice(torch.Tensor):
+    """A parameter that says it lies on a GPU; what is computed from it does not."""
+
     is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def pretend_parameters_are_on_a_device() -> None:

@@ -6,6 +6,7 @@ import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -24,10 +25,11 @@ from train_hooks.optimizer_state import foreseen_entries
 
 def refusal_messages(config: RunConfig) -> dict[str, str]:
     """Provoke every refusal; return what each said, "" if it did not refuse."""
-    said = {name: _said(lambda: provoke(_layer())) for name, provoke in UNDER_EXPERTS.items()}
-    for name, provoke in OF_JOBS.items():
-        said[name] = _said(provoke)
-    return said
+    said = {}
+    for name, provoke in UNDER_EXPERTS.items():
+        layer = _layer()
+        said[name] = _said(partial(provoke, layer))
+    return said | {name: _said(provoke) for name, provoke in OF_JOBS.items()}
 
 
 class QuantisedParameter(nn.Parameter):
@@ -150,6 +152,10 @@ def _expert_tensor_parallel() -> None:
         ExpertState(trainer.chunks, trainer.optimizer, trainer.layout)
 
 
+def _experts_in_dense_buffers() -> None:
+    _trainer(ep=1)
+
+
 def _stepped() -> tuple[MatrixTrainer, torch.optim.Optimizer]:
     trainer = _trainer()
     trainer.step(0)
@@ -201,9 +207,19 @@ def _later_parameter() -> None:
 
 
 def _factors_over_cuts() -> None:
-    trainer = _trainer(ep=1, bf16=True, moments="fp16")
+    """As with expert data parallel size 2: a shard edge cuts through some experts."""
+    trainer = _trainer(bf16=True, moments="fp16")
     trainer.step(0)
-    _move(trainer)
+    layer = next(iter(trainer.layout.layers.values()))
+    whole, first = ExpertState.owners, layer.experts.linear_fc1.weight0
+
+    def cut(state, part):
+        owners = whole(state, part)
+        half = part.num_elements // 2
+        return ((0, 0, half), (1, half, 2 * half)) if part.tensor is first else owners
+
+    with _instead(ExpertState, "owners", cut):
+        _move(trainer)
 
 
 class _Unbuildable(torch.optim.SGD):
@@ -223,6 +239,7 @@ def _untriable_optimizer() -> None:
 OF_JOBS: dict[str, Callable[[], None]] = {
     "no distributed optimizer": _no_distributed_optimizer,
     "expert tensor parallel size 2": _expert_tensor_parallel,
+    "trained experts outside the expert buffers": _experts_in_dense_buffers,
     "optimizer state of another shape": _state_of_another_shape,
     "optimizer state of some experts only": _state_of_some_experts,
     "optimizer state that appears later": _later_state,

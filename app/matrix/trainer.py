@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import app.local.cpu_megatron  # isort: skip  # noqa: F401  before megatron
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -109,12 +110,9 @@ class MatrixTrainer:
     def step(self, seed: int) -> float:
         """One optimizer step on the random rows of `seed`; returns the loss summed over ranks."""
         batches, routing = random_rows(self.shape, seed), self.shape.routing
+        self._begin_step()
         if self.optimizer is None:
-            with torch.no_grad():
-                outputs = execute_rows(
-                    self.chunks, batches, _loss, self.layout, routing=routing, forward_only=True
-                )
-            return _summed(outputs)
+            return self.evaluate(seed)
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -122,6 +120,28 @@ class MatrixTrainer:
         self.committer.finish()
         self.optimizer.step()
         return _summed(outputs)
+
+    def evaluate(self, seed: int) -> float:
+        """The loss on the random rows of `seed` summed over ranks, with what layers keep cached."""
+        batches = random_rows(self.shape, seed)
+        with torch.no_grad():
+            outputs = execute_rows(
+                self.chunks, batches, _loss, self.layout, routing=self.shape.routing,
+                forward_only=True,
+            )  # fmt: skip
+        return _summed(outputs)
+
+    def reload_optimizer(self) -> None:
+        """Save the expert optimizer's state and load it again, as a resume does."""
+        for part in self.optimizer.chained_optimizers:
+            part.optimizer.load_state_dict(copy.deepcopy(part.optimizer.state_dict()))
+
+    def _begin_step(self) -> None:
+        """Megatron marks the first micro-batch of a step only where it computes in fp8."""
+        for chunk in self.chunks:
+            for module in chunk.modules():
+                if hasattr(module, "is_first_microbatch"):
+                    module.is_first_microbatch = True
 
     def _ddp(self, chunk) -> DistributedDataParallel:
         return DistributedDataParallel(

@@ -24,12 +24,12 @@ class PlaceThenDie:
     def __call__(self, window, *arguments):
         if window.window_id == KILLED_WINDOW:
             from train_hooks.commit import Committer
-            from train_hooks.transport import Carried
+            from train_hooks.transport import Carrier
 
             if self.when == "before":
                 die()
             if self.when == "in":
-                Carried.finish = die
+                Carrier.finish = die
             if self.when == "after":
                 commit = Committer.commit
 

@@ -30,7 +30,6 @@ def test_every_layout_moves_exactly_on_the_patched_tree(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:]
     figures = json.loads(result.read_text())["figures"]
-    run, built = figures["verify.layouts_run"], figures["verify.layouts_structure_tested"]
-    assert run >= 12 and built >= 3
-    assert figures["verify.layouts_exact"] == run + built
+    assert figures["verify.layouts_run"] >= 30
+    assert figures["verify.layouts_exact"] == figures["verify.layouts_run"]
     assert figures["verify.negative_controls_failed"] == figures["verify.negative_controls"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
-from train_hooks.optimizer_state import MAIN, MOMENTS, UnknownOptimizer, shard_tensors
+from train_hooks.optimizer_state import MAIN, UnknownOptimizer, shard_state
 
 
 class OnDevice(torch.nn.Parameter):
@@ -66,8 +66,9 @@ class Job:
             weight_decay=0.0,
         )
         where = [(0, 0), (0, 1)] if num_groups == 1 else [(0, 0), (1, 0)]
-        self.part = SimpleNamespace(  # what shard_tensors reads of a DistributedOptimizer
+        self.part = SimpleNamespace(  # what shard_state reads of a DistributedOptimizer
             optimizer=self.hybrid,
+            _get_model_param_range_map=lambda param: {"param": SimpleNamespace(start=0)},
             model_param_gbuf_map=dict.fromkeys(self.shards),
             model_param_group_index_map=dict(zip(self.shards, where)),
         )
@@ -83,12 +84,12 @@ class Job:
         self.hybrid.load_state_dict(copy.deepcopy(self.hybrid.state_dict()))
 
     def tensors(self, which: int) -> dict[str, torch.Tensor]:
-        return shard_tensors(self.part, self.shards[which])
+        return shard_state(self.part, self.shards[which]).elements
 
     def exchange(self) -> None:
         """What a commit does to two experts that trade places."""
         first, second = self.tensors(0), self.tensors(1)
-        assert first.keys() == second.keys() == {MAIN, *MOMENTS}
+        assert first.keys() == second.keys() == {MAIN, "exp_avg", "exp_avg_sq"}
         for a, b in [*((first[k], second[k]) for k in first), (self.shards[0], self.shards[1])]:
             kept = a.detach().clone()
             a.data.copy_(b.data)
