@@ -38,16 +38,30 @@ def bench_commit(quick: bool) -> BenchResult:
     moved = [m["moved_mb"] for m in at.values()]
     seconds = [m["commit"] for m in at.values()]
     figures = {
-        "commit.time_over_all_to_all": at[SHARE]["ratio"],
+        "commit.time_over_all_to_all": at[SHARE]["ratio_high"],
+        "commit.median_time_over_all_to_all": at[SHARE]["ratio"],
         "commit.seconds": at[SHARE]["commit"],
         "commit.moved_mb": at[SHARE]["moved_mb"],
         "commit.expert_state_mb": measured["state_mb"],
         "commit.home_and_back_seconds": measured["save_seconds"],
         "commit.peak_over_staging": measured["peak_over_staging"],
+        "commit.copies_per_byte": measured["copies_per_byte"],
+        "commit.host_copy_bytes_over_needed": measured["host_over_needed"],
+        "commit.groups_created": float(_groups_created()),
         "commit.seconds_per_mb_largest_over_smallest": (seconds[-1] / moved[-1])
         / (seconds[0] / moved[0]),
     }
     return BenchResult(figures=figures, details={"by_share": {str(k): v for k, v in at.items()}})
+
+
+def _groups_created() -> int:
+    """Most groups of any router with expert data parallel size 1: none is wanted."""
+    from app.bench.groups import groups_of_moves
+    from app.matrix.layouts import StateLayout
+
+    shapes = [StateLayout(name="groups", bias_update_rate=rate) for rate in (0.0, 1e-2)]
+    config = RunConfig(name="groups", ranks=RanksConfig(world=2, ep=2))
+    return max(run_ranks(groups_of_moves, config, shape) for shape in shapes)
 
 
 def _bench_rank(config: RunConfig, repeats: int) -> dict:
@@ -59,8 +73,10 @@ def _bench_rank(config: RunConfig, repeats: int) -> dict:
     state_mb = _expert_state_mb(trainer)
     by_share = {share: _measure(trainer, share, repeats) for share in SHARES}
     save_seconds = _home_and_back(trainer, repeats)
-    staging = trainer.committer.staging
+    staging, traffic = trainer.committer.staging, trainer.committer.traffic
     return {
+        "copies_per_byte": traffic.copied / traffic.moved,
+        "host_over_needed": _host_over_needed(trainer),
         "by_share": by_share,
         "state_mb": state_mb,
         "save_seconds": save_seconds,
@@ -109,8 +125,34 @@ def _measure(trainer, share: float, repeats: int) -> dict[str, float]:
         "commit": commit,
         "all_to_all": exchange,
         "ratio": commit / exchange,
+        "ratio_high": _upper_end(commits[2:], exchanges[2:]),
         "moved_mb": total.item() / 2**20,
     }
+
+
+def _upper_end(commits: list[float], exchanges: list[float]) -> float:
+    """Upper end of the 95% bootstrap interval of the median ratio of alternating pairs."""
+    import numpy as np
+
+    ratios = np.array(commits) / np.array(exchanges)
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    return float(np.quantile(np.median(drawn, axis=1), 0.975))
+
+
+def _host_over_needed(trainer) -> float:
+    """Bytes over the host link over bytes needed, of a move of state in pinned host memory."""
+    import torch
+
+    from train_hooks.staging import Staging
+
+    committer = trainer.committer
+    kept = committer.staging
+    committer.staging = Staging(
+        2**24, torch.device("cpu"), on_host=lambda tensor: True, pinned=lambda tensor: True
+    )
+    committer.move_to(_swapped(trainer.layout.placement(), SHARE), "bench")
+    committer.staging = kept
+    return committer.traffic.host / committer.traffic.host_needed
 
 
 def _home_and_back(trainer, repeats: int) -> float:

@@ -83,6 +83,16 @@ def _check_moves(args: Any) -> None:
         raise UnsupportedJob(
             "--moe-grouped-gemm is off: RoutePack moves the experts of TEGroupedMLP; set it"
         )
+    layers = getattr(args, "megatron_deepgemm_moe_forward_layers", None)
+    aligned = all(
+        getattr(args, name, False) for name in ("deterministic_mode", "moe_enable_deepep")
+    )
+    if aligned and layers:
+        raise UnsupportedJob(
+            "--deterministic-mode with --megatron-deepgemm-moe-forward-layers and "
+            "--moe-enable-deepep dispatches by logical ids past the router's map: remove one, or "
+            "use --routepack-policy reschedule"
+        )
     if getattr(args, "moe_router_fusion", False):
         raise UnsupportedJob(
             "--moe-router-fusion hides the router's output from replay and layout; remove it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +40,37 @@ def test_cached_infos_name_the_rank_that_holds_the_logical_expert():
     placement = Placement(expert_of_slot=np.array([[2, 1, 0, 3]]), num_ep_ranks=2, version=1)
     moved = relocated_infos(identity, placement, (1,))[0]
     assert [info.src_rank for info in moved] == [1, 0, 0, 1, 0]
+
+
+def test_several_moves_between_two_syncs_rebuild_the_transfer_plan_once():
+    from train_hooks.slime_buckets import ColocatedBuckets
+
+    head = "module.module.decoder.layers.1.mlp.experts.linear_fc2.weight"
+    built = []
+
+    def configure(**arguments):
+        built.append([info.src_rank for info in arguments["full_param_info_buckets"][0]])
+        return "rest", "plan"
+
+    updater = SimpleNamespace(
+        _full_param_info_buckets=((*(Info(f"{head}{e}", e // 2) for e in range(4)),),),
+        connect_rollout_engines=lambda *unused, **engines: None,
+        _hf_weight_iterator=SimpleNamespace(),
+        rollout_engines=["engine"],
+        args=SimpleNamespace(rollout_num_gpus_per_engine=2),
+        weights_getter=dict,
+        use_distribute=False,
+    )
+    buckets = ColocatedBuckets(updater, configure)
+    updater.connect_rollout_engines(["engine"], None)
+    for order in ([1, 0, 2, 3], [3, 1, 2, 0], [2, 1, 0, 3]):
+        row = np.array([order], dtype=np.int32)
+        buckets.follow(Placement(expert_of_slot=row, num_ep_ranks=2, version=1), (1,))
+    assert built == []
+    buckets.refresh()
+    buckets.refresh()
+    assert built == [[1, 0, 0, 1]]
+    assert updater._expert_transfer_plan == "plan"
 
 
 def test_topology_comes_from_the_groups_that_exist():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from train_hooks_ranks import two_phases
 
+from app.bench.groups import groups_of_moves
 from app.commands.verify_matrix import ranks
 from app.local.ranks import run_ranks
+from app.matrix.layouts import StateLayout
 
 pytestmark = pytest.mark.ranks
 
@@ -64,3 +66,10 @@ def test_state_on_the_host_crosses_once_when_pinned_and_twice_when_not():
     assert result["pageable"][:2] == (4 * one, 2 * one)
     # On a device one of the two is staged at each rank for every other tensor: half a copy a byte.
     assert result["device"][2] / result["device"][3] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("bias_update_rate", [0.0, 1e-2], ids=["no bias update", "expert bias"])
+@pytest.mark.parametrize(("world", "most"), [(2, 0), (4, 1)], ids=["EDP 1", "EDP 2"])
+def test_a_commit_starts_no_communicator_that_training_does_not_use(world, most, bias_update_rate):
+    shape = StateLayout(name="groups", world=world, bias_update_rate=bias_update_rate)
+    assert run_ranks(groups_of_moves, ranks(world), shape) <= most

@@ -33,6 +33,14 @@ def test_off_leaves_the_arguments_alone():
         (dict(expert_tensor_parallel_size=2), "--expert-tensor-parallel-size"),
         (dict(moe_grouped_gemm=False), "--moe-grouped-gemm"),
         (dict(moe_router_fusion=True), "--moe-router-fusion"),
+        (
+            dict(
+                deterministic_mode=True,
+                moe_enable_deepep=True,
+                megatron_deepgemm_moe_forward_layers=[1, 2],
+            ),
+            "--deterministic-mode with --megatron-deepgemm-moe-forward-layers",
+        ),
     ],
 )
 def test_an_unsupported_job_names_the_flag_to_change(change, flag):
