@@ -62,6 +62,24 @@ def test_a_moved_layout_reaches_the_engine_in_logical_order(run_slime, way):
     assert_engine_holds_what_was_saved(run)
 
 
+def test_actors_made_anew_for_three_rollouts_train_as_in_plain_slime(run_slime):
+    """--release-train: each rollout's first commit comes after a load and before the first step."""
+    flags = (*SAVE, *DUMP, *DISK, "--release-train", "--num-rollout", "3")
+    plain, full = (
+        run_slime(module, *more, *flags, num_engine_gpus=1, ROUTEPACK_TEST_FP32="1")
+        for module, more in (("train", ()), ("app.slime_train", FULL))
+    )
+    assert len(full.routepack) == 3
+    assert all(entry["fallback"] == 0 for entry in full.routepack)
+    assert sum(entry["place/moved_experts"] for entry in full.routepack[1:]) > 0
+    assert len(plain.steps) == len(full.steps) >= 3
+    for a, b in zip(plain.steps, full.steps, strict=True):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+    a, b = load_all(plain.folder / "hf_2"), load_all(full.folder / "hf_2")
+    assert all((a[name] - b[name]).abs().max() <= 1e-5 for name in a)
+
+
 def test_colocated_and_offloaded_experts_reach_their_engine_rank(run_slime):
     run = run_slime(
         "app.slime_train",

@@ -21,6 +21,7 @@ EXACT = (
 SHAPES = {
     "pp2_vpp2_dp2_ep2": "--pipeline-model-parallel-size 2 "
     "--num-layers-per-virtual-pipeline-stage 1",
+    "pp2_dp2_ep2_async_save": "--pipeline-model-parallel-size 2 --async-save",
     "tp2_sp_cp2_dp1_ep2": "--tensor-model-parallel-size 2 --sequence-parallel "
     "--context-parallel-size 2 --cp-comm-type all_gather --expert-tensor-parallel-size 1 "
     "--max-tokens-per-gpu 64",
