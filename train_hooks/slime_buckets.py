@@ -56,6 +56,13 @@ class ColocatedBuckets:
             connect(rollout_engines, rollout_engine_lock, **engines)
 
         updater.connect_rollout_engines = remembering
+        send = updater.update_weights
+
+        def refreshing() -> None:
+            self.refresh()
+            send()
+
+        updater.update_weights = refreshing
 
     def follow(self, placement: Placement, layer_numbers: tuple[int, ...]) -> None:
         """Remember where experts are; `refresh` brings the cache up to date."""
@@ -64,7 +71,8 @@ class ColocatedBuckets:
     def refresh(self) -> None:
         """Rewrite sources, and the expert transfer plan if engines are connected, if stale.
 
-        Call before weights are sent; between two of them experts may move any number of times.
+        Runs as weights are sent, when process groups are back after a sleep; between two of them
+        experts may move any number of times.
         """
         if self._stale is None:
             return

@@ -83,11 +83,6 @@ def actor_class(config: SlimeConfig) -> type:
             if self._routepack_saving:
                 self._routepack_to_identity()
 
-        def update_weights(self):
-            if self._routepack_moves is not None:
-                self._routepack_moves.refresh_sync()
-            super().update_weights()
-
         def _routepack_to_identity(self):
             self._routepack_restore = self._routepack_moves.to_identity(self._active_model_tag)
 

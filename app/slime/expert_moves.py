@@ -125,11 +125,6 @@ class ExpertMoves:
         """Give staging back before a sleep, which would copy it to the host and back."""
         self.committer.staging.release()
 
-    def refresh_sync(self) -> None:
-        """Bring the weight sync's cached sources up to date, once, before weights are sent."""
-        if self.buckets is not None:
-            self.buckets.refresh()
-
     def to_identity(self, live_tag: str | None = None) -> Placement | None:
         """Bring every expert home for a save; returns where to go back to, None if it was home."""
         whole = self.whole

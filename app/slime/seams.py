@@ -108,7 +108,7 @@ ACTOR_SEAMS = (
         module=ACTOR,
         name="MegatronTrainRayActor.update_weights",
         parameters=("self",),
-        uses=("weight_updater", "connect_rollout_engines"),
+        uses=("reload_process_groups", "weight_updater", "update_weights"),
     ),
     Seam(
         module=ACTOR,

@@ -46,7 +46,7 @@ def test_several_moves_between_two_syncs_rebuild_the_transfer_plan_once():
     from train_hooks.slime_buckets import ColocatedBuckets
 
     head = "module.module.decoder.layers.1.mlp.experts.linear_fc2.weight"
-    built = []
+    built, sent = [], []
 
     def configure(**arguments):
         built.append([info.src_rank for info in arguments["full_param_info_buckets"][0]])
@@ -55,6 +55,7 @@ def test_several_moves_between_two_syncs_rebuild_the_transfer_plan_once():
     updater = SimpleNamespace(
         _full_param_info_buckets=((*(Info(f"{head}{e}", e // 2) for e in range(4)),),),
         connect_rollout_engines=lambda *unused, **engines: None,
+        update_weights=lambda: sent.append("weights"),
         _hf_weight_iterator=SimpleNamespace(),
         rollout_engines=["engine"],
         args=SimpleNamespace(rollout_num_gpus_per_engine=2),
@@ -67,9 +68,9 @@ def test_several_moves_between_two_syncs_rebuild_the_transfer_plan_once():
         row = np.array([order], dtype=np.int32)
         buckets.follow(Placement(expert_of_slot=row, num_ep_ranks=2, version=1), (1,))
     assert built == []
-    buckets.refresh()
-    buckets.refresh()
-    assert built == [[1, 0, 0, 1]]
+    updater.update_weights()
+    updater.update_weights()
+    assert built == [[1, 0, 0, 1]] and sent == ["weights"] * 2
     assert updater._expert_transfer_plan == "plan"
 
 
