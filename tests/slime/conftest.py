@@ -77,7 +77,8 @@ class SlimeRun:
 def inputs(tmp_path_factory) -> Path:
     """The tiny checkpoint, prompts and four rollout dumps.
 
-    The same with four layers in `deep`, dumps with nine siblings in `fan`.
+    The same with four layers in `deep`, there with nothing to gain in the last two in `one_stage`;
+    dumps with nine siblings in `fan`.
     """
     folder = tmp_path_factory.mktemp("slime_inputs")
     code = (
@@ -87,6 +88,8 @@ def inputs(tmp_path_factory) -> Path:
         f"m.make_checkpoint(Path({str(folder)!r}) / 'hf'); m.make_rollouts(Path({str(folder)!r}))\n"
         f"deep = Path({str(folder)!r}) / 'deep'\n"
         "m.make_checkpoint(deep / 'hf', num_layers=4); m.make_rollouts(deep, num_layers=4)\n"
+        "stage = deep / 'one_stage'; stage.mkdir()\n"
+        "m.make_rollouts(stage, num_layers=4, balanced_layers=slice(2, 4))\n"
         f"fan = Path({str(folder)!r}) / 'fan'; fan.mkdir()\n"
         "m.make_rollouts(fan, num_siblings=9)\n"
         f"m.make_prompts(Path({str(folder)!r}))"

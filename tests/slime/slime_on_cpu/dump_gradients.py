@@ -36,8 +36,10 @@ def _write(args, model, optimizer) -> None:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         for param in part.model_param_group_index_map:
             where = part._get_model_param_range_map(param)["param"]
-            tensors = part._get_main_param_and_optimizer_states(param)
-            grad = tensors["param"].grad.detach().float().reshape(-1).clone()
+            group, order = part.model_param_group_index_map[param]
+            main = part.optimizer.param_groups[group]["params"][order]
+            grad = main.grad if main.grad is not None else main.decoupled_grad
+            grad = grad.detach().float().reshape(-1).clone()
             shards[name_of[id(param)]] = (where.start, where.end, grad)
     folder = Path(os.environ["ROUTEPACK_TEST_OUTPUT"])
     torch.save(shards, folder / f"gradients-{dist.get_rank()}.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -33,6 +34,7 @@ def install() -> None:
             "megatron.core.tensor_parallel.random": _patch_random,
             "megatron.core.transformer.moe.moe_utils": _patch_moe,
             "megatron.core.transformer.moe.token_dispatcher": _patch_moe,
+            "megatron.core.optimizer.optimizer_config": _patch_optimizer_config,
             "megatron.core.optimizer.distrib_optimizer": _patch_optimizer,
             "slime.utils.reloadable_process_group": _patch_process_group,
         }
@@ -170,6 +172,11 @@ def _patch_process_group(module) -> None:
             setattr(group, name, forward)
 
 
+def _patch_optimizer_config(module) -> None:
+    """Upstream compares a version that is None without Transformer Engine."""
+    module.is_te_min_version = lambda version, check_equality=True: False
+
+
 def _patch_optimizer(module) -> None:
     """Megatron's own checkpoint of torch's Adam in fp32, which four lines of it rule out.
 
@@ -179,29 +186,55 @@ def _patch_optimizer(module) -> None:
     written without autograd only. `_set_main_param_and_optimizer_states` wants the step, which its
     callers took out, since param_groups have restored it. And `load_state_dict` gives all
     parameters one step tensor, which torch's Adam then counts up once for each of them.
+
+    An optimizer that is offloaded needs none of this: Megatron's own lines for it run, which it
+    reads where Transformer Engine is installed.
     """
     import torch
 
+    from app.matrix.offload import pretend_parameters_are_on_a_device
+
+    pretend_parameters_are_on_a_device()
     optimizer = module.DistributedOptimizer
-    sharded, load = optimizer.sharded_state_dict, optimizer.load_state_dict
-    write = optimizer._set_main_param_and_optimizer_states
+    sharded, write = optimizer.sharded_state_dict, optimizer._set_main_param_and_optimizer_states
+
+    def is_offloaded(self):
+        return isinstance(self.optimizer, module.HybridDeviceOptimizer)
+
+    def as_with_transformer_engine(original):
+        @functools.wraps(original)
+        def call(self, *args, **kwargs):
+            before, module.HAVE_APEX_OR_TE = module.HAVE_APEX_OR_TE, is_offloaded(self)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                module.HAVE_APEX_OR_TE = before
+
+        return call
+
+    state_dict = as_with_transformer_engine(optimizer.state_dict)
+    load = as_with_transformer_engine(optimizer.load_state_dict)
 
     def sharded_state_dict(self, model_sharded_state_dict=None, is_loading=False, **kwargs):
-        if is_loading and not self.optimizer.state:
+        if is_loading and not self.optimizer.state and not is_offloaded(self):
             self._init_optimizer_states_with_dummy_values()
         return sharded(self, model_sharded_state_dict or {}, is_loading, **kwargs)
 
     def write_with_step(self, model_param, tensors):
-        group, order = self.model_param_group_index_map[model_param]
-        main_param = self.optimizer.param_groups[group]["params"][order]
-        write(self, model_param, {**tensors, "step": self.optimizer.state[main_param]["step"]})
+        if not is_offloaded(self):
+            group, order = self.model_param_group_index_map[model_param]
+            main_param = self.optimizer.param_groups[group]["params"][order]
+            tensors = {**tensors, "step": self.optimizer.state[main_param]["step"]}
+        write(self, model_param, tensors)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
         load(self, state_dict)
-        for state in self.optimizer.state.values():
-            state["step"] = state["step"].clone()
+        if not is_offloaded(self):
+            for state in self.optimizer.state.values():
+                state["step"] = state["step"].clone()
 
+    optimizer.state_dict = state_dict
     optimizer.sharded_state_dict = sharded_state_dict
     optimizer._set_main_param_and_optimizer_states = write_with_step
     optimizer.load_state_dict = load_state_dict

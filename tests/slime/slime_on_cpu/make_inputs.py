@@ -99,10 +99,12 @@ def make_rollouts(
     num_experts: int = NUM_EXPERTS,
     top_k: int = TOP_K,
     num_siblings: int = 0,
+    balanced_layers: slice = slice(0),
 ) -> None:
     """Write `rollout_{i}.pt` as slime's --save-debug-rollout-data does; experts 0 and 1 are hot.
 
     num_siblings: further samples, siblings of the first ones by `rollout_id`.
+    balanced_layers: there each token goes to e and to E/2 + e, so that nothing is gained by a move.
     """
     from slime.utils.types import Sample
 
@@ -118,6 +120,8 @@ def make_rollouts(
             rows = weights.expand((total - 1) * num_layers, num_experts)
             routed = torch.multinomial(rows, top_k, generator=generator)
             routed = routed.reshape(total - 1, num_layers, top_k).to(torch.int32)
+            at_random = routed[:, balanced_layers, :1] % (num_experts // 2)
+            routed[:, balanced_layers] = at_random + torch.arange(top_k) * (num_experts // 2)
             sample = Sample(
                 group_index=i % num_samples // 4,
                 index=rollout_id * (num_samples + num_siblings) + i,
