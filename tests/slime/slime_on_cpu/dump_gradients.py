@@ -1,4 +1,4 @@
-"""`--custom-megatron-before-train-step-hook-path`: write this rank's gradients of the first step.
+"""`--custom-megatron-before-train-step-hook-path`: write this rank's gradients of its first step.
 
 The file `gradients-{rank}.pt` under ROUTEPACK_TEST_OUTPUT maps logical names to (start, stop, flat
 fp32 gradient) of the optimizer shard that this rank owns.
@@ -12,11 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+_seen: list[tuple[int, int]] = []
+
 
 def before_train_step(args, rollout_id, step_id, model, optimizer, scheduler) -> None:
-    """slime's hook (backends/megatron_utils/model.py)."""
-    if (rollout_id, step_id) != (args.start_rollout_id or 0, 0):
+    """slime's hook (backends/megatron_utils/model.py); the first step of this process counts."""
+    if _seen:
         return
+    _seen.append((rollout_id, step_id))
     prepare = optimizer.prepare_grads
 
     def prepare_and_write():
