@@ -45,6 +45,10 @@ def test_offload_wakes_commits_and_saves_in_logical_order(run_slime):
     assert largest_gradient_difference(resident.folder, offloaded.folder)[0] <= 1e-5
     a, b = load_all(resident.folder / "hf_1"), load_all(offloaded.folder / "hf_1")
     assert all((a[name] - b[name]).abs().max() <= 1e-5 for name in a)
+    ranks = [path.read_text().splitlines() for path in offloaded.folder.glob("staging-*.jsonl")]
+    sleeps = [[json.loads(line) for line in rank] for rank in ranks]
+    assert any(rank[-1]["reserved"] > 0 for rank in sleeps)
+    assert all(sleep["held"] == 0 for rank in sleeps for sleep in rank)
 
 
 def test_plan_n_is_not_behind_generate_n_plus_1(run_slime):

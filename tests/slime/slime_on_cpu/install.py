@@ -23,7 +23,7 @@ def install() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
-    from slime_on_cpu import stand_ins, torch_cpu
+    from slime_on_cpu import stand_ins, torch_cpu, watch_staging
 
     torch.set_num_threads(1)
     torch_cpu.patch()
@@ -37,6 +37,7 @@ def install() -> None:
             "megatron.core.optimizer.optimizer_config": _patch_optimizer_config,
             "megatron.core.optimizer.distrib_optimizer": _patch_optimizer,
             "slime.utils.reloadable_process_group": _patch_process_group,
+            "train_hooks.staging": watch_staging.patch,
         }
     )
 
